@@ -77,6 +77,8 @@ def adapted(config, dataset):
     fields = train.shape_of_data(config, [dataset])
     if dataset.name in configs.DATASETS:
         fields.pop('resolution', None)
+    else:
+        fields['normalize'] = True
     if len(dataset.space) != config.dims:
         fields['resolution'] = dataset.space
     return dataclasses.replace(config, **fields)
@@ -114,7 +116,8 @@ def main():
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
-        train.announce_shape(configs.ModelConfig(**pretrained['config']['model']), command.model, processes)
+        before = configs.ModelConfig(**pretrained['config']['model'])
+        train.announce_shape(before, command.model, splits['train'], processes)
         if tune.from_scratch:
             return train.train_model(command, splits, processes, resumed, finetuning=vars(tune))
         return train.train_model(command, splits, processes, resumed, pretrained, vars(tune), frozen=True)

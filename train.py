@@ -29,7 +29,6 @@ import configs
 import data
 import evaluate
 from configs import InputError, show
-from data import relative_l2, safe_divide
 from nets import experts
 from nets.build import build, matrices
 from nets.muon import Muon
@@ -94,39 +93,42 @@ def shape_of_data(config, datasets):
     """{field of a model config: value} of the channels, the frames and the grid of some
     data.Trajectories.
 
-    The channels are at least, and the frames at most those of `config`. The grid is left out if it
-    is not one, or if the patch does not divide it. Data in one dimension have a side of one point,
-    which becomes a patch of equal ones, and the other is rounded up to whole patches.
+    The channels are at least, and the frames at most those of `config`. Several grids leave out the
+    grid, and one is rounded up to whole patches, of equal values where data have one dimension.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
     grid, *others = {dataset.space for dataset in datasets}
-    if 1 in grid:
-        grid = tuple(math.ceil(size / config.patch) * config.patch for size in grid)
-    if not others and not any(size % config.patch for size in grid):
-        fields['resolution'] = grid
+    if not others:
+        fields['resolution'] = tuple(math.ceil(size / config.patch) * config.patch for size in grid)
     return fields
 
 
 def fitted(command, processes):
-    """A Command whose network takes the shape of one's own data, where no flag says otherwise."""
+    """A Command whose network takes one's own data in their shape, dimensionless, where no flag says otherwise."""
     run = command.run
     if {*run.datasets} & {*configs.DATASETS}:
         return command
     datasets = [data.Trajectories(run.data, name, 'train', 1, None) for name in run.datasets]
-    fields = {name: value for name, value in shape_of_data(command.model, datasets).items()
-              if name not in command.given}
+    fields = {**shape_of_data(command.model, datasets), 'normalize': True}
+    fields = {name: value for name, value in fields.items() if name not in command.given}
     model = dataclasses.replace(command.model, **fields)
-    announce_shape(command.model, model, processes)
+    announce_shape(command.model, model, datasets, processes)
     return command._replace(model=model)
 
 
-def announce_shape(before, now, processes):
-    """Print what of a model config has changed for the shape of the data, as flags, if anything has."""
+def announce_shape(before, now, datasets, processes):
+    """Print what of a model config has changed for the data, as flags, if anything has."""
     flags = [f'--{name} {show(getattr(now, name))}' for name in ('resolution', 'frames', 'channels')
              if getattr(now, name) != getattr(before, name)]
+    if now.normalize and not before.normalize:
+        flags.append('--normalize')
     if flags:
         processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
+    for grid in {dataset.space for dataset in datasets}:
+        if now.resolution != grid and any(size % now.patch for size in grid):
+            processes.print(f'fields of {show(grid)} are interpolated to {show(now.resolution)}, whole patches of '
+                            f'{now.patch} points')
 
 
 def grid_advice(datasets, config):
@@ -160,22 +162,24 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * phase)) / 2)
 
 
-def relative_loss(prediction, windows, scale):
-    """DPOT's loss of a prediction (b, *space, C) of windows (b, T+1, *space, C): (b, C)."""
-    return relative_l2(prediction, windows[:, -1], scale)
+def relative_loss(prediction, windows, size):
+    """DPOT's loss of a prediction (b, *space, C) of windows (b, T+1, *space, C): (b, C).
+
+    size: (b, C), the norm of the next frame, with --normalize of its fluctuation about the mean.
+    """
+    return data.norm(prediction - windows[:, -1]) / size
 
 
-def change_loss(prediction, windows, scale):
-    """`relative_loss` over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to [0.01, 1].
+def change_loss(prediction, windows, size):
+    """`relative_loss` over the square root of ||u_T+1 - u_T|| / size, clamped to [0.01, 1].
 
     So data that change slowly count as much as others. Not in the paper.
     """
-    target = windows[:, -1]
-    size = safe_divide(data.norm(target - windows[:, -2]), data.norm(target)).clamp(0.01, 1)
-    return relative_l2(prediction, target, scale) / size.sqrt()
+    change = relative_loss(windows[:, -2], windows, size).clamp(0.01, 1)
+    return relative_loss(prediction, windows, size) / change.sqrt()
 
 
-def squared_loss(prediction, windows, scale):
+def squared_loss(prediction, windows, size):
     """Eq. (14) for one frame, as a mean over the grid points."""
     return (prediction - windows[:, -1]).square().flatten(1, -2).mean(1)
 
@@ -183,17 +187,25 @@ def squared_loss(prediction, windows, scale):
 LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_loss}       # --loss
 
 
-def loss_of(prediction, batch, kind='relative'):
+def loss_of(prediction, batch, kind='relative', normalize=False):
     """The error of the predicted next frame on evolving channels and native grid points, a mean
     over the samples.
 
-    prediction: (B, *space, C) of the samples of a data.Batch, in its order. kind: one of LOSSES.
+    prediction: (B, *space, C) of the samples of a data.Batch, in its order.
+    kind: one of LOSSES.
+    normalize: whether an error counts relative to the fluctuation of the frame, and at most as many
+        times as that exceeds the floor: a channel at rest is then one of many, or it would decide.
     """
     sizes = [len(windows) for windows in batch.windows]
     errors = []
-    for part, windows, scale in zip(prediction.split(sizes), batch.windows, batch.scale.split(sizes)):
+    for part, windows, floor in zip(prediction.split(sizes), batch.windows, batch.floor.split(sizes)):
         native = data.resize(part[:, None], windows.shape[2:-1])[:, 0]
-        errors.append(LOSSES[kind](native, windows, scale))                             # (b, C)
+        target = windows[:, -1]
+        size = data.size_of(data.fluctuation(target) if normalize else target, floor)
+        error = LOSSES[kind](native, windows, size)                                     # (b, C)
+        if normalize and kind != 'squared':
+            error = error / (1 + error * data.size_of(torch.zeros_like(target), floor) / size)
+        errors.append(error)
     errors = torch.where(batch.evolving, torch.cat(errors), 0)                          # (B, C)
     return (errors.sum(1) / batch.evolving.sum(1)).mean()
 
@@ -219,7 +231,7 @@ def compile_model(model, run, samples, processes):
     u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
     try:
         with autocast(run, processes.device):
-            prediction = compiled(u, u.new_zeros(samples, config.channels))
+            prediction = compiled(u, u.new_zeros(samples, 2, config.channels))
         prediction.float().square().mean().backward()
     except Exception as error:      # of whatever kind; what is the model's fault fails eagerly, too
         compiled = model
@@ -255,14 +267,14 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
     for dataset in datasets:
         places = validation_windows(dataset)
         predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
-        scale = predictor.scale_of_truth()
+        floor = predictor.floor
         errors = torch.zeros(len(places), dtype=torch.float64)
         for batch in processes.batches(len(places), samples):
             filled = [*batch, *[batch[-1]] * (samples - len(batch))]
             frames = dataset.windows([places[i] for i in filled], T + 1).to(processes.device)   # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
             truth = predictor.truth(frames[:, T])
-            error = evaluate.l2re_of_samples(predictor.prediction(state), truth, scale)                 # (B,)
+            error = evaluate.l2re_of_samples(predictor.prediction(state), truth, floor).mean(-1)                 # (B,)
             errors[list(batch)] = error[:len(batch)].cpu().double()
         means.append(evaluate.mean(processes.sum(errors)))
     model.train()
@@ -283,14 +295,17 @@ OFFSET = 30                     # and so many deviations at most may it have as 
 
 
 def units_advice(datasets, config):
-    """A line on the first channel whose units a network of raw values does not learn, or ''."""
-    if config.network == 'aotpot' and config.normalize and config.units != 'raw':
-        return ''
+    """A line on the first channel whose units a network of raw values does not learn, or that never
+    varies, or ''.
+    """
     for dataset in datasets:
-        evolving = dataset.sizes[:, dataset.evolving].T.tolist()
-        for channel, (size, deviation) in zip(dataset.evolving_names, evolving):
+        mean = dataset.units.mean[0, dataset.evolving]
+        deviation = dataset.units.deviation[0, dataset.evolving]
+        sizes = torch.hypot(mean, deviation)
+        for channel, size, deviation in zip(dataset.evolving_names, sizes.tolist(), deviation.tolist()):
             words = f'values of {size:.1e} with a deviation of {deviation:.1e}'
-            if deviation > 0 and not (LEARNABLE[0] < size < LEARNABLE[1] and size < OFFSET * deviation):
+            learnable = LEARNABLE[0] < size < LEARNABLE[1] and size < OFFSET * deviation
+            if not (learnable or config.normalize):
                 return f'  {channel} of {dataset.name} has {words}, which this network hardly learns; try --normalize'
     return ''
 
@@ -318,8 +333,8 @@ def fit(network, optimizer, batches, command, record, score):
         for batch in distributed.parts_of_step(batches, command.run.accumulate, network):
             u = data.noisy_inputs(batch, command.model, recipe.noise)           # (B, T, *space, C)
             with autocast(command.run, u.device):
-                prediction = network(u, batch.scale)                            # (B, *space, C)
-            loss = loss_of(prediction.float(), batch, recipe.loss) / command.run.accumulate
+                prediction = network(u, batch.condition)                        # (B, *space, C)
+            loss = loss_of(prediction.float(), batch, recipe.loss, command.model.normalize) / command.run.accumulate
             (loss + recipe.balance * experts.balance_loss(record.model, recipe.batch_size)).backward()
             record.loss += loss.detach()
         norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)
@@ -356,9 +371,6 @@ def require_trainable(command, datasets, frozen):
     config = command.model
     batch_size = command.recipe.batch_size
     parts = command.run.accumulate
-    if config.normalize and len({dataset.steady for dataset in datasets}) > 1:
-        raise InputError('--normalize: some of these datasets are steady, others not; train them apart, or with '
-                         '--no-normalize')
     if config.experts and not frozen and (parts > 1 or batch_size == 1):
         raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
                          '--batch_size instead of --accumulate')
@@ -418,9 +430,6 @@ def initialize(model, datasets, pretrained, processes):
         maps = pretrained['config']['model'].get('channel_maps')
     if config.channel_maps not in ('', 'learned', maps):
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
-    if config.normalize and datasets[0].steady:
-        model.units.solution = data.solution_units(datasets, config.channels).to(processes.device)
-        processes.print('  --normalize: predictions get the mean and deviation of the training solutions')
 
 
 def train_model(command, splits, processes, resumed=None, pretrained=None, finetuning=None, frozen=False):
@@ -437,10 +446,6 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     """
     saved = resumed or pretrained or {}
     datasets = splits['train']
-    units = configs.ModelConfig.units               # the raw units of other data may be of any size
-    if saved and (resumed or {dataset.name for dataset in datasets} <= {*saved['data']}):
-        units = saved['config']['model']['units']
-    command = command._replace(model=dataclasses.replace(command.model, units=units))
     settings = {'model': vars(command.model), 'train': vars(command.recipe), 'run': vars(command.run)}
     if finetuning:
         settings['finetune'] = finetuning
@@ -450,10 +455,9 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     sampling = sampling_weights(run.datasets, recipe)
     headers = data.read_headers(run.data, run.datasets)
     for dataset in datasets:
-        if resumed:                             # of earlier versions none
-            sizes = resumed['data'].get(dataset.name, {}).get('train', {}).get('sizes')
-            dataset.sizes = torch.tensor(sizes) if sizes else dataset.sizes
-        headers[dataset.name]['train']['sizes'] = dataset.sizes.tolist()
+        if resumed:
+            dataset.units = data.Units.read(resumed['data'][dataset.name]['train'])
+        headers[dataset.name]['train']['units'] = dataset.units.header()
     if resumed:
         runs.require_unchanged(resumed, settings, headers)
         if resumed['scored'] == recipe.steps:
@@ -474,7 +478,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     split = 'valid' if splits['valid'] else 'test'
     scored = splits[split]
     whose = '' if len(scored) == len(datasets) else f' ({" ".join(dataset.name for dataset in scored)} alone)'
-    windows = data.Windows(datasets, model.config.frames, model.config.channels, sampling, recipe.seed)
+    windows = data.Windows(datasets, model.config, sampling, recipe.seed)
     optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
     metadata = {'config': settings, 'data': headers, 'dtype': run.dtype}
     record = runs.Record(command, model, optimizer, metadata, windows.draws, split, whose, processes, resumed)

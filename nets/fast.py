@@ -32,11 +32,11 @@ class Fast(AOTPOT):
     def __init__(self, config, experts=Experts):
         super().__init__(config, experts)
 
-    def predict(self, u, units=None):
+    def predict(self, u, condition):
         with no_autocast(u):                                            # bf16 would round the input
             x = embed(self.embed, self.aggregate, u)                    # Eqs. (4), (5)
-            if units is not None:
-                x = self.units(x, units)
+            if self.config.normalize:
+                x = self.film(x, condition)
         if self.config.residual == 'plain':
             for layer in self.layers:
                 x = x + layer.post2(mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x)))))

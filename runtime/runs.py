@@ -101,7 +101,8 @@ def require_finite(step, loss, norm, headers):
     sizes = []
     for name, splits in headers.items():
         header = splits['train']
-        sizes += [(size, f'{channel} of {name}') for size, channel in zip(header['sizes'][0], header['channels'])]
+        of_channels = zip(header['units']['mean'][0], header['units']['deviation'][0], header['channels'])
+        sizes += [(math.hypot(mean, deviation), f'{channel} of {name}') for mean, deviation, channel in of_channels]
     size, where = max(sizes)
     raise InputError(f'{found} before any update; the largest values are those of {where}, {size:.1e}')
 

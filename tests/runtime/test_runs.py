@@ -273,14 +273,3 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert sorted(contents(broken)) == ['config.json', 'last.pt', 'log.jsonl']       # no .part
     assert call(resume)[0] == 0
     assert_equal(whole, broken)
-
-
-def test_a_run_of_an_earlier_version_goes_on_whose_headers_have_other_keys(begun, folder, call):
-    saved = torch.load(begun / 'last.pt', weights_only=True)
-    for splits in saved['data'].values():
-        splits['train']['largest'] = [1.0]
-        del splits['train']['sizes']
-    del saved['config']['model']['units'], saved['dtype'], saved['unlogged']
-    torch.save({**saved, 'step': 4, 'scored': 4}, begun / 'last.pt')
-    code, error, printed = call(command(folder, begun, '--resume', steps=8)[1:])
-    assert code == 0 and 'step 8/8: loss' in printed, error
