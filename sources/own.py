@@ -173,7 +173,7 @@ def contents(path, names, main):
         return {name: found[name].shape for name in names or fields[:1] if name in found}, points, listed
 
 
-def fit(shapes, main, named):
+def fit_axes(shapes, main, named):
     """{name: axes} of the arrays of a file by --layout, or by their sizes where these leave no choice."""
     fields = [shape for name, shape in shapes.items() if named.get(name, main) == main and places(shape, main)]
     require(fields, f'--layout {main} fits none of ' + ', '.join(f'{name} {shape}' for name, shape in shapes.items()))
@@ -246,7 +246,7 @@ def find_runs(paths, own):
         require(name in shapes[path], f'--variables {name}: not in {path}, which has {listed[path]}')
     rows = [row] if apart else [(path,) * len(names) for path in paths]
     shapes = {row: {name: shapes[path][name] for name, path in zip(names, row)} for row in rows}
-    axes = fit(shapes[rows[0]], main, named)
+    axes = fit_axes(shapes[rows[0]], main, named)
     sizes = {row: sizes_of(row[0], shapes[row], axes) for row in rows}
     grid, *others = {tuple(size for axis, size in sorted(sizes[row].items()) if axis in 'XYZ'): row for row in rows}
     require(not others, f'--source {rows[0][0]}: the files have grids of {grid} and {others and others[0]}')
