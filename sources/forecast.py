@@ -36,7 +36,8 @@ def frames_of(sources, header, last):
     if [*header['channels'][u.shape[-1]:]] == ['mask']:                         # sources.prepare has added it
         gaps = np.isnan(u)
         space = tuple(range(u.ndim - 1))
-        means = np.where(gaps, 0, u).sum(space) / np.maximum(1, (~gaps).sum(space))
+        with np.errstate(invalid='ignore'):
+            means = np.where(gaps, 0, u).sum(space) / (~gaps).sum(space)         # nan for a channel of gaps alone
         mask = ~gaps[:, :1].any(-1, keepdims=True) | np.zeros_like(gaps[..., :1])
         u = np.concatenate([np.where(gaps & ~mask, means, u), mask], -1, dtype=np.float32)
     if u.shape[-1] != len(header['channels']) or not np.isfinite(u).all():

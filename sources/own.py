@@ -8,6 +8,7 @@ the one along which the files go.
 """
 import functools
 import re
+import warnings
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby, product
@@ -101,6 +102,7 @@ def opened(path, names=()):
         elif kind == '.npz' or kind == '.mat' and not h5py.is_hdf5(path):
             found = in_memory(path, names, path.stat().st_mtime_ns)
         elif kind in NETCDF:
+            stack.enter_context(warnings.catch_warnings(action='error', category=UserWarning))  # gaps it cannot tell
             file = stack.enter_context(library(path, 'netCDF4', 'netCDF4').Dataset(path))
             attributes = {name: file.getncattr(name) for name in file.ncattrs()}
             found = in_netcdf(file)

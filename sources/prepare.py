@@ -151,7 +151,7 @@ def survey(source, nan_to_num):
         for where, (_, t), block, exact in read_blocks(source, items, nan_to_num, 'reading'):
             holes = np.isnan(block)
             gaps = holes[0] if gaps is None else gaps
-            if (holes != gaps).any() or np.isinf(block).any():
+            if (holes != gaps).any() or np.isinf(block).any() or gaps.reshape(-1, C).all(0).any():
                 refuse(where, 'finite values, or nan at the same points of all frames', 'nan or infinity',
                        '--nan_to_num writes 0 for nan')
             least, most = (limit.reduce(block, axis=axes) for limit in (np.fmin, np.fmax))                  # (t, C)
