@@ -40,7 +40,7 @@ class Own:
     channels: tuple = arg((), 'their names; default: of the variables', nargs='+', metavar='X')
     frames: int = arg(0, 'cut trajectories into pieces of N frames', least=0, metavar='N')
     dt: float = arg(0.0, 'the time between two frames; 0: as in the file, or 1', least=0, metavar='X')
-    uneven: bool = arg(False, 'take uneven times and grid points as even')
+    uneven: bool = arg(False, 'take uneven times and grid points as even, of The Well, too')
     test_source: tuple = arg((), 'files that are the test set', nargs='+', metavar='X')
     test: float = arg(0.1, 'share of the trajectories', least=0, below=1, metavar='X')
     valid: float = arg(0.1, 'share of the trajectories', least=0, below=1, metavar='X')
@@ -214,7 +214,7 @@ def paths_of(sources):
     paths = []
     for source in map(Path, sources):
         inside = source.iterdir() if source.is_dir() else [source]
-        inside = [path for path in inside if path.is_file() and path.suffix.lower() in KINDS]
+        inside = [path for path in inside if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.']
         require(inside, f'--source {source}: there is no such file of the kinds {" ".join(KINDS)}')
         paths += inside
 
@@ -243,7 +243,8 @@ def find_runs(paths, own):
     names = own.variables or [*dict.fromkeys(name for path in paths for name in shapes[path])]
     homes = {name: [path for path in paths if name in shapes[path]] for name in names}
     row = tuple(home[0] for home in homes.values() if len(home) == 1)
-    apart = len(paths) > 1 and len(row) == len(names) and {*row} == {*paths}        # each variable in a file of its own
+    apart = own.variables and len(paths) > 1 and len(row) == len(names) and {*row} == {*paths}      # one file for each
+    require({*named} <= {*names}, f'--layout {" ".join(own.layout)}: the variables are {" ".join(names)}')
     for name, path in product(() if apart else names, paths):
         require(name in shapes[path], f'--variables {name}: not in {path}, which has {listed[path]}')
     rows = [row] if apart else [(path,) * len(names) for path in paths]
@@ -262,7 +263,7 @@ def find_runs(paths, own):
     for group in groups:
         for axis, values in points[group[0][0]].items():
             values = np.concatenate([points[row[0]].get(axis, []) for row in group]) if axis == 'T' else values
-            if len(values) == sizes[group[0]].get(axis, len(group)) > 1:
+            if len(values) == sizes[group[0]].get(axis, len(group) if axis == 'T' else 0) > 1:
                 require(own.uneven or even(values), f'--source {group[0][0]}: {"times" if axis == "T" else axis} '
                                                     f'{values[:5]} ... are uneven; --uneven takes them as even')
                 steps += [(values[-1] - values[0]) / (len(values) - 1)] if axis == 'T' else []

@@ -233,10 +233,9 @@ def main():
     parser.add_argument('--from', dest='origin', choices=['the_well'], help="a dataset in The Well's form")
     parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
-    parser.add_argument('--uneven', action='store_true', help='take uneven times and grid points as even')
-    parser.add(Own(), 'files of your own', without=['uneven'])
+    parser.add(Own(), 'files of your own')
     args = parser.parse_args()
-    mine = [f'--{name}' for name in vars(Own()) if name in args and name != 'uneven']
+    mine = [f'--{name}' for name in vars(Own()) if name in args and not (args.origin and name == 'uneven')]
     if not args.origin and args.name not in OFFICIAL or '--layout' in mine and not args.origin:
         if not mine and Path(args.source[0]).suffix.lower() not in KINDS:
             raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files of your '
@@ -246,7 +245,8 @@ def main():
     if mine or len(args.source) > 1:
         raise InputError(f'{mine[0] if mine else "--source"}: for files of your own, with --layout; a benchmark is one '
                          f'file or folder')
-    convert(args.name, args.source[0], args.data, args.origin == 'the_well', args.nan_to_num, args.uneven)
+    convert(args.name, args.source[0], args.data, args.origin == 'the_well', args.nan_to_num,
+            'uneven' in args)
 
 
 if __name__ == '__main__':

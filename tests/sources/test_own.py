@@ -187,6 +187,7 @@ def test_a_part_of_the_axes_makes_a_static_channel(tmp_path):
     (['NTX'], (4, 6), 'nu has the axes NT: what changes in time needs all of NTX'),
     (['NTX'], (7,), 'nu has the shape (7,), which may be none of N 4 T 6 X 4'),
     (['NTX', 'nu=NX'], (4,), 'own.npz: nu has the shape (4,), for which --layout NX does not fit'),
+    (['NTX', 'mu=N'], (4,), '--layout NTX mu=N: the variables are u nu'),
     (['NTX', 'nu=Q'], (4,), '--layout Q: expected the axes of the array in their order')])
 def test_axes_that_are_not_clear_are_asked_for(layout, shape, words, tmp_path, refused):
     np.savez(tmp_path / 'own.npz', u=VALUES[:4, :, :, 0, 0], nu=np.ones(shape))
@@ -416,6 +417,7 @@ def test_a_dataset_is_never_replaced_unasked_and_flags_of_the_other_mode_are_ref
     refused(['mine', *flags, '--layout', 'NTXY', '--seed', 3], 'h5: exists; remove it, or choose another name', prepare)
     assert (tmp_path / 'data/mine/train.h5').read_bytes() == before
     refused(['../mine', *flags, '--layout', 'NTXY'], "'../mine': expected the name of a folder", prepare)
+    refused(['swe_pdb', *flags, '--uneven'], '--uneven: for files of your own, with --layout', prepare)
     refused(['swe_pdb', *flags, '--valid', 0.2], '--valid: for files of your own, with --layout', prepare)
     refused(['mine2', *flags, '--from', 'the_well', '--layout', 'NTXY'], '--layout: for files of your own', prepare)
     refused(['mine2', '--source', tmp_path / 'data'], 'for files of your own give --layout, such as NTHWC', prepare)
