@@ -343,6 +343,7 @@ def own_source(sources, own):
     items = {split: [piece for number in numbers for piece in mine[number]]
              for split, numbers in splits(len(mine), own).items()}
     items['test'] += [piece for pieces in trajectories[True] for piece in pieces]
+    items = {split: pieces for split, pieces in items.items() if pieces}
     dt = own.dt or runs.dt or 1.0
     print(f'dt {dt:g}, {"of --dt" if own.dt else "as in the files" if runs.dt else "since no file says it"}')
     channels = []

@@ -42,14 +42,18 @@ def convert(name, path, folder='data', well=False, nan_to_num=False, uneven=Fals
     path = Path(path)
     folder = Path(folder) / name
     source = the_well(path, uneven) if well else official(name, path)
-    shapes = {split: (len(items), *source.shape) for split, items in source.items.items()}
     attributes = dict(source=(path if path.is_file() else path.resolve()).name) | source.attributes
-    data.check_headers(folder, {split: (shape, np.dtype('f4'), attributes) for split, shape in shapes.items()})
+    source = source._replace(attributes=attributes)
+    shapes = shapes_of(folder, source)
     with lock(folder, wait='converting'):
-        for split in data.splits_to_write(folder, shapes, attributes):
-            print(f'{name} {split} {shapes[split]} from {attributes["source"]}')
-            with data.writer(folder / f'{split}.h5', shapes[split], **attributes) as output:
-                copy_trajectories(source, source.items[split], output['data'], nan_to_num)
+        write_splits(folder, source, data.splits_to_write(folder, shapes, attributes), nan_to_num)
+
+
+def shapes_of(folder, source):
+    """{split: shape of its file} of a Source; an InputError if the files in `folder` could not be read."""
+    shapes = {split: (len(items), *source.shape) for split, items in source.items.items()}
+    data.check_headers(folder, {split: (shape, np.dtype('f4'), source.attributes) for split, shape in shapes.items()})
+    return shapes
 
 
 def official(name, path):
@@ -92,9 +96,9 @@ def block_slices(items, shape):
 
 
 def read_blocks(source, items, nan_to_num, words):
-    """(place in the output, frames, block (n, t, *space, C) of float32, the block as read) of trajectories, with a bar.
+    """(where in words, its place in the output, (t, *space, C) in float32, and as read) of parts of trajectories.
 
-    Raises InputError for what is not real or has another shape.
+    words: beside the bar. Raises InputError for what is not real or has another shape.
     """
     total = 4 * len(items) * math.prod(source.shape)
     with Progress(total=total, unit='B', unit_scale=True, desc=words) as bar:
@@ -115,18 +119,20 @@ def read_blocks(source, items, nan_to_num, words):
             bar.update(rounded.nbytes)
 
 
-def require_finite_values(block, where):
-    """Raise InputError for nan or infinity in a block of a trajectory."""
-    if not np.isfinite(block).all():
-        refuse(where, 'finite values', 'nan or infinity',
-               'it is damaged or was published so; --nan_to_num writes 0 for nan')
-
-
-def copy_trajectories(source, items, output, nan_to_num):
-    """Copy trajectories into an HDF5 dataset."""
-    for where, place, block, _ in read_blocks(source, items, nan_to_num, 'writing'):
-        require_finite_values(block, where)
-        output[place] = block
+def write_splits(folder, source, splits, nan_to_num):
+    """Write splits of a Source into files, which appear when all are whole. InputError: values that are not finite."""
+    with ExitStack() as stack:
+        outputs = {}
+        for split in sorted(splits, key=data.SPLITS.index, reverse=True):       # the last to appear is train.h5
+            shape = len(source.items[split]), *source.shape
+            print(f'{folder.name} {split} {shape} from {source.attributes["source"]}')
+            outputs[split] = stack.enter_context(data.writer(folder / f'{split}.h5', shape, **source.attributes))
+        for split, file in outputs.items():
+            for where, place, block, _ in read_blocks(source, source.items[split], nan_to_num, 'writing'):
+                if not np.isfinite(block).all():
+                    refuse(where, 'finite values', 'nan or infinity',
+                           'it is damaged or was published so; --nan_to_num writes 0 for nan')
+                file['data'][place] = block
 
 
 # ------------------------------------------------------------------------------------------------ files of one's own
@@ -209,21 +215,12 @@ def convert_own(name, sources, own, folder, nan_to_num):
     for path in [path for path in folder.glob('*.h5') if path.stem in data.SPLITS]:
         raise InputError(f'{path}: exists; remove it, or choose another name or --data')
     source = own_source(sources, own)
-    shapes = {split: (len(items), *source.shape) for split, items in source.items.items() if items}
-    data.check_headers(folder, {split: (shape, np.dtype('f4'), source.attributes) for split, shape in shapes.items()})
-    print(f'(N, T, *space, C) = {(sum(N for N, *_ in shapes.values()), *source.shape)}')
+    shapes_of(folder, source)
     gaps, means = survey(source, nan_to_num)
     source = fill(source, gaps, means) if gaps.any() else source
-    with lock(folder), ExitStack() as stack:
-        outputs = {}
-        for split in sorted(shapes, key=data.SPLITS.index, reverse=True):       # train.h5 first: it appears last
-            file = stack.enter_context(data.writer(folder / f'{split}.h5', (shapes[split][0], *source.shape),
-                                                   **source.attributes))
-            outputs[split] = file['data']
-        for split, output in outputs.items():
-            copy_trajectories(source, source.items[split], output, nan_to_num)
-    for split, shape in shapes.items():
-        print(f'{folder}/{split}.h5: {shape[0]} trajectories of {shape[1]} frames')
+    shapes = shapes_of(folder, source)
+    with lock(folder):
+        write_splits(folder, source, shapes, nan_to_num)
 
 
 def main():
@@ -245,8 +242,7 @@ def main():
     if mine or len(args.source) > 1:
         raise InputError(f'{mine[0] if mine else "--source"}: for files of your own, with --layout; a benchmark is one '
                          f'file or folder')
-    convert(args.name, args.source[0], args.data, args.origin == 'the_well', args.nan_to_num,
-            'uneven' in args)
+    convert(args.name, args.source[0], args.data, args.origin == 'the_well', args.nan_to_num, 'uneven' in args)
 
 
 if __name__ == '__main__':

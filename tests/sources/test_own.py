@@ -263,6 +263,8 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
     np.testing.assert_allclose(both[..., 0], np.where(mask, values[..., 0], np.nanmean(values[..., 0])), rtol=1e-6)
     np.testing.assert_array_equal(both[..., 1], values[..., 1].astype('f4'))
     assert '6.2% of the points are gaps in all frames' in printed
+    words = "channels ['u', 'mask', 'mask']: expected 3 different names"
+    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], words, prepare, lines=None)
     found, *_ = prepared(call, tmp_path, *flags, '--nan_to_num', name='zeros')
     np.testing.assert_array_equal(np.concatenate([found['train'], found['test']]), np.nan_to_num(values).astype('f4'))
     for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0):
@@ -507,7 +509,7 @@ def test_a_file_of_ones_own_goes_from_the_disk_to_a_picture_of_the_prediction(ma
     monkeypatch.chdir(tmp_path)
     source, flags = make(tmp_path)
     code, error, printed = call(['mine', '--source', source, *flags.split(), '--dt', 0.1], prepare)
-    assert code == 0 and f'train.h5: {48 if make is sixty_runs else 16} trajectories of' in printed, error
+    assert code == 0 and f'mine train ({48 if make is sixty_runs else 16}, ' in printed, error
     code, error, printed = call(['--data', 'data', '--datasets', 'mine', '--out', 'out/mine', '--steps', 60,
                                  '--batch_size', 4, '--threads', 1, '--device', 'cpu'], train)
     assert code == 0, error
