@@ -9,6 +9,7 @@ attributes of `data` are all optional:
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
     pde       the equation, in words        source  the generator and its seed, or the benchmark's file
+    layout    the axes in one's own files   variables  the names of the arrays that were read there
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field
 channels, C' those of one dataset, b samples of one dataset or one grid. The words of
@@ -34,14 +35,14 @@ from torch.utils.data import DataLoader
 import configs
 from configs import InputError
 from runtime import files
-from runtime.stored import Packed, attributes_of, names_of, number_of, require, storable, text_of, whole
+from runtime.stored import attributes_of, names_of, number_of, require, storable, text_of, whole
 from runtime.terminal import ignore_signals
 
 READERS = 4                         # threads that read the windows of a batch for a GPU
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 AT_REST = 1e-3                      # at rest is a channel with less than this share of its usual deviation
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
-ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source'      # of `data`, see above
+ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source', 'layout', 'variables'       # of `data`, see above
 
 
 # ------------------------------------------------------------------------------------------------ the layout
@@ -50,8 +51,8 @@ def check_headers(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as
     JSON holds them.
 
-    That is source, shape, channels, static, dt and t_test. Raises InputError for what is not
-    allowed, and if the splits differ in the grid or the channels, which are compared by name if all
+    That is source, shape, channels, static, dt, t_test, layout and variables. Raises InputError for
+    what is not allowed, and if the splits differ in the grid or the channels, which are compared by name if all
     name them, or else by number.
     """
     named = all(names_of(attributes.get('channels', '')) for *_, attributes in headers.values())
@@ -65,18 +66,23 @@ def check_headers(folder, headers):
                       f'(N, T, H, W, D, C), in one dimension (N, T, 1, X, C), with at least two frames and no empty '
                       f'axis')
         _, _, *space, C = shape = [int(size) for size in shape]
-        channels = names_of(attributes.get('channels', '')) or [str(c) for c in range(C)]
+        channels = names_of(attributes.get('channels', ''))
+        advice = channels_last(space, C)
+        require(channels or not advice, f'{path}: {C} channels on a grid of {configs.show(tuple(space))}{advice}; one '
+                                        f'channel is u[..., None]; or name them all: channels=')
+        channels = channels or [str(c) for c in range(C)]
         static = names_of(attributes.get('static', []))
         dt = number_of(attributes.get('dt', 1))
         t_test = number_of(attributes.get('t_test', math.inf))
         require(len(set(channels)) == len(channels) == C,
-                f'{path}: channels {channels}: expected {C} different names{channels_last(space, C)}')
+                f'{path}: channels {channels}: expected {C} different names{advice}')
         require(set(static) < set(channels),
                 f'{path}: static {static}: expected names of the channels {channels}, but not all')
         require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
         require(t_test >= 1, f'{path}: t_test {attributes.get("t_test")}: expected at least 1 frame')
         said[split] = dict(source=text_of(attributes.get('source', '')), shape=shape, channels=channels, static=static,
-                           dt=dt, t_test=t_test)
+                           dt=dt, t_test=t_test, layout=text_of(attributes.get('layout', '')),
+                           variables=names_of(attributes.get('variables', [])))
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
         if named:
             forms[split] += f' {" ".join(channels)} (static: {" ".join(static) or "none"})'
@@ -88,7 +94,8 @@ def check_headers(folder, headers):
 
 def channels_last(space, C):
     """What to do with arrays whose channels seem to come first, as the end of a message, or ''."""
-    return '; channels come last: np.moveaxis(u, 2, -1)' if min(space) < C else ''
+    many = C > min([16, *(size for size in space if size > 1)])
+    return '; channels come last: np.moveaxis(u, 2, -1)' if many else ''
 
 
 def read_headers(folder, names, splits=SPLITS):
@@ -326,7 +333,7 @@ class Trajectories:
             self.chunks = self._stored.chunks
             start = self._stored.id.get_offset()           # in its file; None: it is not contiguous
             floats = self._stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
-            if floats and start is not None and not isinstance(self._data, Packed):
+            if floats and start is not None:
                 self._data = np.memmap(self._stored.file.filename, '<f4', 'r', start, self._data.shape)
 
     def __getstate__(self):

@@ -463,20 +463,28 @@ def test_attributes_as_other_programs_write_them_are_read_or_are_none(tmp_path):
         assert said['channels'] == (['é', 'v'] if name == 'latin' else ['0', '1'])
 
 
-def test_packed_numbers_are_read_as_they_are_meant_and_gaps_are_refused(tmp_path):
-    values = coded(3, 8, 4, 6, 2)
-    for name, stored, attributes in (('packed', np.round(values * 10), dict(scale_factor=0.1, add_offset=3.0)),
-                                     ('filled', values, dict(_FillValue=np.float32(values[0, 2, 0, 0, 0])))):
-        (tmp_path / name).mkdir()
-        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
-            file['data'] = stored.astype('i4' if name == 'packed' else 'f4')
-            file['data'].attrs.update(attributes)
-    item = data.Trajectories(tmp_path, 'packed', 'train', 4, 4)
-    np.testing.assert_allclose(read(item, 2, 3, 8), values[2, 3:8] + 3, rtol=1e-6)
-    item = data.Trajectories(tmp_path, 'filled', 'train', 4, 4)
-    assert read(item, 1, 0, 8).any()
-    with pytest.raises(InputError, match='/data has gaps, which hold its _FillValue 200.0'):
-        read(item, 0, 0, 8)
+@pytest.mark.parametrize('attributes', [dict(scale_factor=0.1), dict(_FillValue=200.0), dict(_Unsigned='true')])
+def test_numbers_by_the_rules_of_netcdf_are_refused(tmp_path, attributes):
+    values = write_coded(tmp_path, 'own')
+    with h5py.File(tmp_path / 'own/train.h5', 'r+') as file:
+        file['data'].attrs.update(dict(add_offset=0.0, missing_value=np.nan))           # which change nothing
+    np.testing.assert_array_equal(read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 1, 0, 8), values[1])
+    with h5py.File(tmp_path / 'own/train.h5', 'r+') as file:
+        file['data'].attrs.update(attributes)
+    with pytest.raises(InputError, match=f"/data has netCDF's attribute {[*attributes][0]}, so its numbers are packed"):
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+
+
+@pytest.mark.parametrize('axes', ['NTHW', 'NTCHW', 'NT1HC'])
+def test_a_last_axis_that_is_not_that_of_channels_is_refused_unless_all_are_named(tmp_path, axes):
+    shape = dict(NTHW=(4, 3, 9, 10), NTCHW=(4, 3, 2, 9, 10), NT1HC=(4, 3, 1, 40, 17))[axes]
+    u = np.random.default_rng(0).normal(size=shape)
+    with pytest.raises(InputError, match=r'channels come last: np.moveaxis\(u, 2, -1\); one channel is u\[..., None\]'):
+        data.write(tmp_path / 'own', u, u)
+    names = [f'c{i}' for i in range(shape[-1])]
+    data.write(tmp_path / 'own', u, u, channels=names, layout='NTXC', variables=['u'])
+    said = data.read_headers(tmp_path, ['own'])['own']['train']
+    assert said['channels'] == names and said['layout'] == 'NTXC' and said['variables'] == ['u']
 
 
 def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
