@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import aotpot
 import configs
-import evaluate
 import nets.build
 from helpers import build, field, fresh, mappings_of, same
 
