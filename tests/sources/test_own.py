@@ -217,7 +217,7 @@ def test_one_long_trajectory_is_split_in_time(tmp_path, call, refused):
     found, _, printed, _ = prepared(call, tmp_path, *flags, '--frames', 4, '--test', 0.2)
     assert {split: values[:, 0, 0, 0, 0].tolist() for split, values in found.items()} == dict(
         train=[0, 4, 8, 12, 16, 20, 24], valid=[28], test=[32, 36])
-    assert 'its last pieces are for testing' in printed
+    assert 'one trajectory, which is split in time' in printed
 
 
 def test_the_split_is_drawn_by_the_seed_or_in_order():
@@ -312,7 +312,7 @@ def test_files_whose_times_differ_are_refused_unless_accepted(tmp_path, call, re
         np.savez(tmp_path / f'{name}.npz', u=VALUES[..., 0], time=dt * np.arange(6))
     flags = ['--layout', 'NTXY', '--variables', 'u', '--source', tmp_path / 'a.npz', tmp_path / 'b.npz']
     assert prepared(call, tmp_path, *flags)[1]['dt'] == [0.5]
-    words = 'the files have times between frames of 0.1 to 0.5; --uneven takes them as equal'
+    words = 'c.npz: the time between frames is 0.1, in other files 0.5; --uneven takes them as equal'
     for more in [tmp_path / 'c.npz'], ['--test_source', tmp_path / 'c.npz']:
         refused(['bad', '--data', tmp_path, *flags, *more], words, prepare, lines=None)
 
