@@ -427,7 +427,9 @@ def test_a_dataset_is_never_replaced_unasked_and_flags_of_the_other_mode_are_ref
 
 def test_numbers_that_float32_cannot_hold_get_a_line(tmp_path, call):
     np.save(tmp_path / 'own.npy', 101325 + 1e-2 * VALUES)
-    assert 'subtract its mean' in prepared(call, tmp_path, '--source', tmp_path / 'own.npy', '--layout', 'NTXYC')[3]
+    _, _, printed, error = prepared(call, tmp_path, '--source', tmp_path / 'own.npy', '--layout', 'NTXYC')
+    stored = np.float32(101325 + 1e-2 * VALUES[..., 0]).std(dtype=np.float64)
+    assert 'subtract its mean' in error and f'deviation {stored:.4g}\n' in printed
     np.save(tmp_path / 'own.npy', 101325 + 1e3 * VALUES)
     flags = '--source', tmp_path / 'own.npy', '--layout', 'NTXYC'
     assert not prepared(call, tmp_path, *flags, name='other')[3]
