@@ -242,6 +242,8 @@ def find_runs(paths, own):
     for path in paths:
         shapes[path], points[path], listed[path] = contents(path, own.variables, main)
     names = own.variables or [*dict.fromkeys(name for path in paths for name in shapes[path])]
+    if not own.variables:
+        print(f'{paths[0].name}: read {names[0] or "it"} of {listed[paths[0]]}')
     homes = {name: [path for path in paths if name in shapes[path]] for name in names}
     row = tuple(home[0] for home in homes.values() if len(home) == 1)
     apart = own.variables and len(paths) > 1 and len(row) == len(names) and {*row} == {*paths}      # one file for each

@@ -362,7 +362,7 @@ def test_matlabs_axes_are_reversed_by_what_the_file_says_and_not_by_its_suffix(t
         np.testing.assert_array_equal(read(tmp_path / file, 'NTXY', ['u'])[0][..., 0], square)
 
 
-def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_path, refused):
+def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_path, refused, capsys):
     mixed = dict(u=VALUES[..., 0], v=VALUES[..., 1])
     np.savez(tmp_path / 'own.npz', params=np.array({'nu': 1}, object), **mixed)
     package('scipy.io').savemat(tmp_path / 'own.mat', dict(params={'nu': 1}, text='hello', **mixed))
@@ -371,6 +371,9 @@ def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_
         error, _ = refused(['mine', '--data', tmp_path, '--source', tmp_path / file, '--layout', 'NTXY'],
                            'name the variables with --variables; there are u (5, 6, 4, 8), v (5, 6, 4, 8)', prepare)
         assert 'not of real numbers: params' in error
+    np.savez(tmp_path / 'one.npz', params=np.array({'nu': 1}, object), u=VALUES[..., 0])
+    read(tmp_path / 'one.npz', 'NTXY')
+    assert 'one.npz: read u of u (5, 6, 4, 8) (not of real numbers: params)' in capsys.readouterr().out
     np.save(tmp_path / 'bf.npy', np.zeros((5, 6, 4, 8), 'V2'))                          # as JAX saves bfloat16
     refused(['mine', '--data', tmp_path, '--source', tmp_path / 'bf.npy', '--layout', 'NTXY'],
             'bf.npy: name the variables with --variables; there are none (not of real numbers: bf)', prepare)
