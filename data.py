@@ -18,6 +18,7 @@ docs/contributing.md have one meaning in every file.
 import functools
 import math
 import os
+import re
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -52,10 +53,9 @@ def check_headers(folder, headers):
     JSON holds them.
 
     That is source, shape, channels, static, dt, t_test, and layout and variables where it says them.
-    Raises InputError for what is not allowed, and if the splits differ in the grid or the channels,
-    which are compared by name if all name them, or else by number.
+    Raises InputError for what is not allowed, and if the splits differ in the grid, the number of
+    channels, or what `difference` compares, but the source.
     """
-    named = all(names_of(attributes.get('channels', '')) for *_, attributes in headers.values())
     said = {}
     forms = {}                                                             # in words, of each split
     for split, (shape, dtype, attributes) in headers.items():
@@ -86,12 +86,33 @@ def check_headers(folder, headers):
             said[split]['layout'] = text_of(attributes['layout'])
             said[split]['variables'] = names_of(attributes.get('variables', ''))
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
-        if named:
-            forms[split] += f' {" ".join(channels)} (static: {" ".join(static) or "none"})'
-    for one, other in pairwise(forms):
+    for one, other in pairwise(said):
         require(forms[one] == forms[other],
                 f'{folder}: {one}.h5 has {forms[one]}, but {other}.h5 {forms[other]}; they must be equal')
+        what, words = difference(said[one], said[other], f'{one}.h5', f'{other}.h5')
+        require(what in ('', 'source'), f'{folder}: {words}; they must be equal')
     return said
+
+
+SILENT = {'dt': 1.0, 'source': ''}              # what a header says where its file says nothing
+
+
+def difference(one, other, here, there):
+    """The first of channels, static, dt and source in which two headers differ, and words that name
+    both; or '' and ''.
+
+    What one of them does not say is not compared. Of a source the seed and the grid do not count.
+    one, other: headers as of `check_headers`, called `here` and `there` in the words.
+    """
+    named = all(header['channels'] != [str(c) for c in range(len(header['channels']))] for header in (one, other))
+    for what in ('channels', 'static', *SILENT) if named else SILENT:
+        a, b = (header.get(what, SILENT.get(what)) for header in (one, other))
+        if what == 'source':
+            a, b = (re.sub(r' (seed|grid) \d+', '', source) for source in (a, b))
+        if a != b and SILENT.get(what) not in (a, b):
+            a, b = (' '.join(x) if isinstance(x, list) else str(x) for x in (a, b))
+            return what, f'{here} has the {what} {a or "none"}, but {there} {b or "none"}'
+    return '', ''
 
 
 def channels_last(space, C):
@@ -315,6 +336,7 @@ class Trajectories:
         advice = channels_last(space, self.channels) or f'; train with --channels {self.channels}'
         require(C is None or self.channels <= C,
                 f'{self.path}: {self.channels} channels, the model has {C}{advice}')
+        self.header = header
         self.channel_names = header['channels']
         evolving = [i for i, channel in enumerate(self.channel_names) if channel not in header['static']]
         self._static = [i for i, channel in enumerate(self.channel_names) if channel in header['static']]

@@ -4,6 +4,7 @@
     python evaluate.py --checkpoint out/small --data data --datasets swe_pdb dr_pdb --json scores.json
     python evaluate.py --figures out/figures --channel u        with a picture of each dataset
     python evaluate.py --rollout 500 --figures out/figures      along a reference that our solver makes
+    python evaluate.py --checkpoint out/mine --frames run.nc --rollout 100 --write forecast.nc
     torchrun --standalone --nproc_per_node=8 evaluate.py          the same numbers, sooner
 
 Each dataset is scored on its native grid against its original data, on the channels that evolve; in
@@ -204,7 +205,7 @@ def units_of_frames(model, values, evolving, dataset):
         at_rest = variances.flatten(0, 1).amax(0) == 0
         units = units._replace(deviation=torch.where(at_rest, torch.stack(trained).mean(0), units.deviation))
     if trained_on(model) and model.config.normalize and not dataset:
-        terminal.warn('rollout: without dataset=, the frames get mean 0 and deviation 1 by their own numbers')
+        note('rollout: without dataset=, the frames get mean 0 and deviation 1 by their own numbers')
     return units
 
 
@@ -441,6 +442,11 @@ def reference(trained, dataset, args, processes):
     if dataset.steady or name not in generate.FAMILIES:
         raise InputError(f'--rollout {args.rollout}: the test trajectories of {name} have {dataset.frames} frames, '
                          f'and no solver of ours makes longer ones; try --rollout {dataset.frames - config.frames}')
+    ours = {**dataset.header, 'source': generate.plan(name).attributes()['source']}
+    what, words = data.difference(dataset.header, ours, dataset.path, 'our solver')
+    if what:
+        raise InputError(f'--rollout {args.rollout}: {words}, so it would make other data; try --rollout '
+                         f'{dataset.frames - config.frames}')
     split = generate.long_reference(dataset, args.rollout, args.samples, config, processes)
     return open_dataset(trained, dataset.path.parent.parent, name, split)
 
@@ -502,6 +508,39 @@ def print_rollouts(trained, args, processes, report):
         if args.figures:
             from lab import figures  # only where something is drawn
             figures.draw_rollout(dataset, curves['pictures'], steps, channel, 0, args.figures)
+
+
+# ------------------------------------------------------------------------------------------------ forecasts
+
+def write_forecast(trained, args, processes):
+    """--frames and --write: go on from the last frames in files as the dataset was made of, and write what follows."""
+    from sources import forecast  # what reads files of one's own
+    if not (args.frames and args.write and 0 < args.rollout < ALL):
+        raise InputError('a forecast needs --frames FILE, --write FILE and --rollout N')
+    known = trained_on(trained.model)
+    names = configs.datasets_of(args.datasets) or list(known)
+    if len(names) != 1 or names[0] not in known:
+        raise InputError(f'--datasets {" ".join(names)}: a forecast needs one dataset of the training, of '
+                         f'{" ".join(known)}')
+    if processes.rank:
+        return
+    header = known[names[0]]
+    forecast.require_new(args.write)
+    u, dt = forecast.frames_of(args.frames, header, trained.model.config.frames)
+    here = ' '.join(map(str, args.frames))
+    what, words = data.difference({**header, 'dt': dt or 1.0}, header, here, f'the training of {trained.path}')
+    if what:
+        raise InputError(words)
+    v = rollout(trained.model, u, args.rollout, names[0], batch_size=args.batch_size)
+    forecast.write_forecast(args.write, v, header)
+    print(f'{args.write}: {args.rollout} frames after the last of {here}', flush=True)
+    if args.figures:
+        from lab import figures  # only where something is drawn
+        evolving = [channel for channel in header['channels'] if channel not in header['static']]
+        channel = args.channel or evolving[0]
+        if channel not in evolving:
+            raise InputError(f'--channel {channel}: the channels of {names[0]} that evolve are {" ".join(evolving)}')
+        figures.draw_forecast(v[0, ..., header['channels'].index(channel)], f'{names[0]}, {channel}', args.figures)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -588,29 +627,42 @@ def open_tests(trained, args, processes, rows=None):
 def open_dataset(trained, folder, name, split='test', rows=None):
     """The data.Trajectories of a split of a dataset, at most `rows`, as the network takes them.
 
-    Raises InputError if the names of its channels are those of the training in another order.
+    Raises InputError if channels, static ones or dt are not those of the training on a dataset of
+    this name; another source, and a dataset without a training, is a line.
     """
     config = trained.model.config
     dataset = data.Trajectories(folder, name, split, config.frames, config.channels, rows, config.dims)
-    names = dataset.channel_names
     headers = trained_on(trained.model)
     if name in headers:
-        headers = {name: headers[name]}
-    elif config.normalize and headers:
-        source = dataset.path.with_name('train.h5')
-        if source.exists():
+        what, words = data.difference(dataset.header, headers[name], dataset.path, f'the training of {trained.path}')
+        if what in ('channels', 'static', 'dt'):
+            raise InputError(words)
+        note(words)
+    elif headers:
+        names = dataset.channel_names
+        orders = [header['channels'] for header in headers.values() if sorted(header['channels']) == sorted(names)]
+        if orders and names not in orders:
+            raise InputError(f'{dataset.path}: channels {" ".join(names)}; {trained.path} was trained on them in the '
+                             f'order {" ".join(orders[0])}')
+        steps = sorted({header.get('dt', 1.0) for header in headers.values()} - {1.0})
+        if steps and dataset.dt not in (1.0, *steps):
+            note(f'{dataset.path} has the dt {dataset.dt}, but the training of {trained.path} '
+                 f'{" ".join(map(str, steps))}')
+        source = dataset.path
+        if config.normalize and source.with_name('train.h5').exists():
             training = data.Trajectories(folder, name, 'train', config.frames, config.channels, dims=config.dims)
             dataset.units = training.units
-        else:
-            source = dataset.path
-        if os.environ.get('RANK', '0') == '0':
-            terminal.warn(f'{name} is not a dataset of the training; its fields become dimensionless by the mean and '
-                          f'deviation of {source}')
-    orders = [header['channels'] for header in headers.values() if sorted(header['channels']) == sorted(names)]
-    if orders and names not in orders:
-        raise InputError(f'{dataset.path}: channels {" ".join(names)}; {trained.path} was trained on them in the order '
-                         f'{" ".join(orders[0])}')
+            source = training.path
+        if config.normalize:
+            note(f'{name} is not a dataset of the training; its fields become dimensionless by the mean and deviation '
+                 f'of {source}')
     return dataset
+
+
+def note(words):
+    """Print a line on what a user may not expect, if there is one, on one process."""
+    if words and os.environ.get('RANK', '0') == '0':
+        terminal.warn(words)
 
 
 def main():
@@ -619,6 +671,8 @@ def main():
     add('--rollout', type=int, nargs='?', const=ALL, metavar='N',
         help='roll out N steps, along a long reference, or without N as far as the test data go')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
+    add('--frames', nargs='+', default=(), metavar='FILE', help='go on from the last frames in these files of your own')
+    add('--write', default='', metavar='FILE', help='of --frames: the forecast, a new .npy, .h5 or .nc')
     add('--channel', default='', metavar='NAME', help='of --figures: the channel to draw; default: the first')
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures without --rollout: that to draw [0]')
     args = parser.parse_args()
@@ -626,7 +680,9 @@ def main():
     if args.rollout != ALL:
         configs.bounded('--rollout', args.rollout, least=0, most=10 ** 6)
     trained, processes, report = open_checkpoint(args)
-    if args.rollout:
+    if args.frames or args.write:
+        write_forecast(trained, args, processes)
+    elif args.rollout:
         print_rollouts(trained, args, processes, report)
     else:
         datasets = open_tests(trained, args, processes)

@@ -92,7 +92,7 @@ def scale_of_colours(truth):
 
 def draw_field(ax, u, limits, colormap, colours=256):
     """The image of u (H, W) on `ax`: its first axis points to the right, its second up."""
-    image = ax.imshow(u.T.numpy(), origin='lower', interpolation='nearest', clim=limits,
+    image = ax.imshow(np.asarray(u).T, origin='lower', interpolation='nearest', clim=limits,
                       cmap=pyplot().get_cmap(colormap, colours))
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
@@ -199,6 +199,20 @@ def animate_fields(folder, name, fields, title):
     """
     path = Path(folder) / f'{name}.gif'
     animate(path, lambda step: plot_fields(fields, [step], title, colours=48), len(fields))
+
+
+def draw_forecast(u, title, folder):
+    """Draw the first, the middle and the last frame of a forecast u (F, *space) as folder/forecast.png."""
+    u = u[..., u.shape[-1] // 2] if u.ndim == 4 else u
+    steps = sorted({1, (len(u) + 1) // 2, len(u)})
+    limits, colormap = scale_of_colours(u)
+    figure, axes = pyplot().subplots(1, len(steps), figsize=(3 * len(steps), 3), squeeze=False)
+    for ax, step in zip(axes[0], steps):
+        image = draw_field(ax, u[step - 1], limits, colormap)
+        ax.set_title(f'step {step}')
+    figure.suptitle(title)
+    figure.colorbar(image, ax=axes)
+    save_figure(folder, 'forecast', figure)
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
