@@ -17,10 +17,9 @@ LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss,
 def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
     """u_tt = c(x, y)^2 Lap u on the unit square (Poseidon, Herde et al. 2024).
 
-    Fourier derivatives as matrix products; in time leapfrog, made sixth order by powers of A = c^2 Lap:
-    tau^2 A + tau^4/12 A^2 + tau^6/360 A^3 for tau^2 A (modified equation, Dablain 1986). At an
-    absorbing boundary the square is extended by a perfectly matched layer, a quarter of its side wide
-    (Grote & Sim 2010), with fields px, py, and by the trapezoidal rule, which matches leapfrog:
+    Fourier derivatives as matrix products; in time leapfrog, of sixth order by powers of A = c^2 Lap
+    (Dablain 1986). At an absorbing boundary a perfectly matched layer, a quarter of its side wide,
+    extends the square (Grote & Sim 2010), with px, py and the trapezoidal rule, which suits leapfrog:
 
         u_t = v,    v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u,    px_t = (sy - sx) u_x - sx px, likewise py
 
@@ -58,13 +57,12 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
         q = (keep * p).addcmul_(into, slope)
         x, y = slope.add_(p).add_(q)
         a = (D @ x).add_(y @ D.T).mul_(c2).addcmul_(both, u, value=-1)
-        a.add_(A(a.add(A(a), alpha=tau ** 2 / 30)), alpha=tau ** 2 / 12)
+        a.add_(A(a.add(A(a), alpha=tau ** 2 / 30)), alpha=tau ** 2 / 12)            # + tau^2/12 A a + tau^4/360 A^2 a
         v = (keep_v * v).addcmul_(kick, a)
         return u.add_(v, alpha=tau / 2), v, q
-
-    def show(state):                            # the scheme's v is (1 - tau^2/12 A + tau^4/120 A^2) u_t
-        u, v, _ = state
-        return torch.stack([u, v + tau ** 2 / 12 * A(v - tau ** 2 / 60 * A(v))], -1)[:, :N, :N]
+    # the scheme's v is (1 - tau^2/12 A + tau^4/120 A^2) u_t
+    from_v = lambda v: v + tau ** 2 / 12 * A(v - tau ** 2 / 60 * A(v))
+    show = lambda state: torch.stack([state[0], from_v(state[1])], -1)[:, :N, :N]
     distance = depth[N:] * pad + 0.5                                   # in cells, from the last one
     fade = torch.cos(math.pi / 2 * (2 * depth[N:]).clamp(0, 1)) ** 2
 
