@@ -27,7 +27,7 @@ def orthogonalize(G, rounds=5):
         X = X.mH
     X = X / X.norm(dim=(1, 2), keepdim=True).clamp_min(1e-12)
     for _ in range(rounds):
-        A = X @ X.mH                                                # (N, m, m), of the shorter side
+        A = torch.bmm(X, X.mH)                                      # (N, m, m), of the shorter side
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)                 # b A + c A A
         X = torch.baddbmm(X, B, X, beta=a)                          # a X + B X
     return (X.mH if tall else X).reshape(G.shape)
