@@ -27,7 +27,7 @@ def orthogonalize(G, rounds=5):
         X = X.mH
     X = X / X.norm(dim=(1, 2), keepdim=True).clamp_min(1e-12)
     for _ in range(rounds):
-        A = X @ X.mH                                                # (N, m, m), of the shorter side
+        A = torch.bmm(X, X.mH)                                      # (N, m, m), of the shorter side
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)                 # b A + c A A
         X = torch.baddbmm(X, B, X, beta=a)                          # a X + B X
     return (X.mH if tall else X).reshape(G.shape)
@@ -73,14 +73,9 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step, from the gradients of all parameters, after a call of `closure` if there is one.
-
-        Returns the result of the closure, or None.
-        """
-        result = None
-        if closure:
-            with torch.enable_grad():
-                result = closure()
+        """One step, from the gradients of all parameters -> the loss of `closure`, called first."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
         groups = self.param_groups
         try:
             self.param_groups = [group for group in groups if not group['form']]
@@ -90,7 +85,7 @@ class Muon(torch.optim.AdamW):
         for group in groups:
             if group['form']:
                 self.step_of(group)
-        return result
+        return loss
 
     def step_of(self, group):
         """The step of a group of matrices; those of one shape are one batch, for on a GPU each

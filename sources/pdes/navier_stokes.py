@@ -42,8 +42,7 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
 
     def advect(w):
         # for div u = 0, -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2): this takes four transforms instead of five
-        velocity = to_grid(to_velocity * w)                                         # (2, B, N, N)
-        u, v = velocity
+        u, v = velocity = to_grid(to_velocity * w)                                  # (2, B, N, N)
         products = torch.empty_like(velocity)               # stacked, they would be written twice
         torch.mul(u, v, out=products[0])
         torch.mul(v - u, v.add_(u), out=products[1])

@@ -17,14 +17,9 @@ LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss,
 def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
     """u_tt = c(x, y)^2 Lap u on the unit square (Poseidon, Herde et al. 2024).
 
-    Fourier derivatives as matrix products; in time the leapfrog scheme, made sixth order by two terms
-    of the error that it has without them (modified equation, Dablain 1986): for A = c^2 Lap it is
-
-        u(t + tau) - 2 u(t) + u(t - tau) = tau^2 (A + tau^2/12 A^2 + tau^4/360 A^3) u(t)
-
-    At an absorbing boundary the square is extended by a perfectly matched layer, a quarter of its
-    side wide (Grote & Sim 2010), with fields px, py, and stepped by the trapezoidal rule, so that it
-    matches the scheme:
+    Fourier derivatives as matrix products; in time leapfrog, of sixth order by powers of A = c^2 Lap
+    (Dablain 1986). At an absorbing boundary a perfectly matched layer, a quarter of its side wide,
+    extends the square (Grote & Sim 2010), with px, py and the trapezoidal rule, which suits leapfrog:
 
         u_t = v,    v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u,    px_t = (sy - sx) u_x - sx px, likewise py
 
@@ -43,45 +38,31 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
     blend = torch.sin(math.pi / 2 * (3 * depth[N:] - 1).clamp(0, 1)) ** 2           # from c at one edge to the opposite
     c = torch.cat([c, torch.lerp(c[:, -1:], c[:, :1], blend[:, None])], dim=1)
     c = torch.cat([c, torch.lerp(c[:, :, -1:], c[:, :, :1], blend)], dim=2)         # (B, M, M)
-    sx = profile[:, None] * c.mean((1, 2), keepdim=True)                            # (B, M, 1)
-    sy = sx.mT
+    sx = (profile[:, None] * c.mean((1, 2), keepdim=True)).expand_as(c)
+    s = torch.stack([sx, sx.mT])                                                    # (2, B, M, M)
     limit = 2.75 / (math.sqrt(2) * math.pi * N * c.max())                           # of a stable time step
     steps = steps or math.ceil(min(1e5, dt / (0.5 * limit)))                        # NaN is for `march` to find
     tau = dt / steps
-    D2 = D @ D
-    c2 = c * c
-    x = 1 / (1 + tau / 2 * sx)
-    y = x.mT
-    keep_x = 2 * x - 1                          # (1 - tau/2 sx) / (1 + tau/2 sx): what damping leaves after a step
-    keep_y = 2 * y - 1
-    into_x = tau / 2 * x * (sy - sx)            # half of px is kept: before and after a step add up to their mean
-    into_y = tau / 2 * y * (sx - sy)
-    keep = keep_x * keep_y
-    kick = tau * x * y
-    both = sx * sy
-
-    def A(u):
-        return (D2 @ u).add_(u @ D2.T).mul_(c2)
+    part = 1 / (1 + tau / 2 * s)
+    keep = 2 * part - 1                         # (1 - tau/2 s) / (1 + tau/2 s): what damping leaves after a step
+    into = tau / 2 * part * (s.flip(0) - s)     # half of p is kept: before and after a step add up to their mean
+    both, kick, keep_v = s.prod(0), tau * part.prod(0), keep.prod(0)
+    D2, c2 = D @ D, c * c
+    A = lambda u: (D2 @ u).add_(u @ D2.T).mul_(c2)
 
     def leapfrog(state, _):
-        u, v, px, py = state
+        u, v, p = state
         u = u.add(v, alpha=tau / 2)                                                 # in the middle of the step
-        ux = D @ u
-        uy = u @ D.T
-        qx = (keep_x * px).addcmul_(into_x, ux)
-        qy = (keep_y * py).addcmul_(into_y, uy)
-        a = (D @ ux.add_(px).add_(qx)).add_(uy.add_(py).add_(qy) @ D.T).mul_(c2).addcmul_(both, u, value=-1)
-        b = A(a)
-        a.add_(b, alpha=tau ** 2 / 12).add_(A(b), alpha=tau ** 4 / 360)
-        v = (keep * v).addcmul_(kick, a)
-        return u.add_(v, alpha=tau / 2), v, qx, qy
-
-    def show(state):
-        # such steps keep another sum of squares than the waves do: their v is (1 - tau^2/12 A + tau^4/120 A^2) u_t
-        u, v = state[:2]
-        a = A(v)
-        v = v.add(a, alpha=tau ** 2 / 12).sub_(A(a), alpha=tau ** 4 / 720)
-        return torch.stack([u, v], -1)[:, :N, :N]
+        slope = torch.stack([D @ u, u @ D.T])
+        q = (keep * p).addcmul_(into, slope)
+        x, y = slope.add_(p).add_(q)
+        a = (D @ x).add_(y @ D.T).mul_(c2).addcmul_(both, u, value=-1)
+        a.add_(A(a.add(A(a), alpha=tau ** 2 / 30)), alpha=tau ** 2 / 12)            # + tau^2/12 A a + tau^4/360 A^2 a
+        v = (keep_v * v).addcmul_(kick, a)
+        return u.add_(v, alpha=tau / 2), v, q
+    # the scheme's v is (1 - tau^2/12 A + tau^4/120 A^2) u_t
+    from_v = lambda v: v + tau ** 2 / 12 * A(v - tau ** 2 / 60 * A(v))
+    show = lambda state: torch.stack([state[0], from_v(state[1])], -1)[:, :N, :N]
     distance = depth[N:] * pad + 0.5                                   # in cells, from the last one
     fade = torch.cos(math.pi / 2 * (2 * depth[N:]).clamp(0, 1)) ** 2
 
@@ -93,9 +74,7 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
         before = beyond(*y[..., :3].unbind(-1))
         return torch.cat([y, after * fade + (before * fade).flip(-1)], -1)
     u, v = extend(extend(torch.stack([u0, v0]).mT).mT)
-    a = A(v)
-    v = v.sub(a, alpha=tau ** 2 / 12).add_(A(a), alpha=tau ** 4 / 120)
-    state = u, v, torch.zeros_like(u), torch.zeros_like(u)
+    state = u, v - tau ** 2 / 12 * A(v - tau ** 2 / 10 * A(v)), torch.zeros_like(s)
     return march(state, frames, dt, leapfrog, lambda state: limit, show, steps=steps)
 
 
