@@ -177,6 +177,8 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     trained = list(trained_on(model))
     if not dataset and len(trained) == 1:
         dataset = trained[0]
+    if dataset in trained:
+        note(far_from(trained_on(model)[dataset], values))
     units = units_of_frames(model, values, evolving, dataset)
     layout = data.FrameLayout(dataset, tuple(values.shape[2:-1]), evolving, units)
     predictor = Predictor(model.eval(), layout, weights.device)
@@ -189,6 +191,26 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     if isinstance(frames, torch.Tensor):
         return predictions.to(frames.device)
     return (predictions.float() if predictions.dtype == torch.bfloat16 else predictions).numpy()    # which has no bf16
+
+
+FAR = 10                        # deviations of a channel, between its mean in frames and in the training
+
+
+def far_from(header, values):
+    """What makes frames (N, T, *space', C') unlike those of a dataset of the training, in words, or ''."""
+    space = tuple(values.shape[2:-1])
+    trained = tuple(header.get('shape', [0, 0, *space, 0])[2:-1])
+    if len({round(a / b, 3) for a, b in zip(space, trained)}) > 1:
+        return (f'frames: the grid {configs.show(space)} has other proportions than that of the training, '
+                f'{configs.show(trained)}')
+    if 'units' in header:
+        units = data.Units.read(header)
+        means = values.flatten(0, -2).mean(0).tolist()
+        for channel, mean, usual, deviation in zip(header['channels'], means, *(x[0].tolist() for x in units[:2])):
+            if abs(mean - usual) > FAR * deviation and not units.own.any():
+                return (f'frames: the mean of {channel} is {mean:.4g}, and in the training {usual:.4g} with a '
+                        f'deviation of {deviation:.2g}')
+    return ''
 
 
 def units_of_frames(model, values, evolving, dataset):

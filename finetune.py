@@ -19,6 +19,7 @@ import numpy as np
 
 import configs
 import data
+import evaluate
 import train
 from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import distributed, files, runs, terminal
@@ -116,6 +117,10 @@ def main():
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
+        known = pretrained['data'].get(tune.dataset, {}).get('train')
+        if known:
+            dataset = splits['train'][0]
+            evaluate.note(data.difference(dataset.header, known, dataset.path, f'the training of {tune.checkpoint}')[1])
         before = configs.ModelConfig(**pretrained['config']['model'])
         train.announce_shape(before, command.model, splits['train'], processes)
         if tune.from_scratch:
