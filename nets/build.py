@@ -6,7 +6,7 @@ from torch import nn
 
 from aotpot import AOTPOT, FourierMixer, TemporalAggregation
 from configs import InputError
-from nets import fast
+from nets import fast, sinkhorn_kernel  # noqa: F401, whose import gives `sinkhorn` its kernel
 from nets.baselines import BASELINES
 from nets.experts import Experts
 
