@@ -107,7 +107,7 @@ def subset(count, samples, seed):
 
 def main():
     command, tune, pretrained, rows = parse()
-    processes = distributed.setup(command.run.device, command.run.threads)
+    processes = distributed.setup(command.run.device, command.run.threads, runs.settings_of(command))
     with files.lock(command.run.out, processes):
         resumed = runs.checkpoint_to_resume(command.run, processes)
         splits = train.open_splits(command.run, command.model, rows)

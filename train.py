@@ -486,7 +486,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
     numbers = data.numbers_of_rank(range(record.step, recipe.steps), recipe.batch_size, processes.rank,
                                    processes.world_size, run.accumulate)
     batches = data.batches(windows, numbers, processes.device, run.workers)
-    with terminal.handling(terminal.SIGNALS, record.requests.note), record.bar, closing(batches):
+    with terminal.handling(terminal.SIGNALS, record.note), record.bar, closing(batches):
         fit(network, optimizer, record.timed(batches), command, record, score)
     if record.stop:
         processes.print(f'stopped by {signal.Signals(record.stop).name} at step {record.step}; continue with the same '
@@ -504,7 +504,7 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
 def main():
     command = parse()
     run = command.run
-    processes = distributed.setup(run.device, run.threads)
+    processes = distributed.setup(run.device, run.threads, runs.settings_of(command))
     with files.lock(run.out, processes):
         resumed = runs.checkpoint_to_resume(run, processes)
         pretrained = load_file(run.init_from) if run.init_from and not resumed else None

@@ -3,6 +3,7 @@ checkpoints, its log.
 """
 import json
 import math
+import signal
 import sys
 import time
 from pathlib import Path
@@ -46,6 +47,13 @@ def checkpoint_to_resume(run, processes):
         raise InputError(f'--resume: the processes have found a run at the steps {steps}; they need an --out on a disk '
                          f'that they share')
     return saved
+
+
+def settings_of(command):
+    """{flag: value} of a train.Command, which is the same on all of several processes."""
+    settings = {**vars(command.model), **vars(command.recipe), **vars(command.run)}
+    del settings['device']                      # each may name its own card
+    return settings
 
 
 def setting(name, value):
@@ -155,7 +163,7 @@ class Record:
         self.split = split
         self.whose = whose
         self.processes = processes
-        self.requests = distributed.Requests(processes)
+        self.arrived = []                           # the signals that ask the run to stop
         self.stop = 0                               # the signal that ends the run
         self.step = 0                               # steps done
         self.scored = 0                             # the last step that was scored
@@ -210,6 +218,11 @@ class Record:
 
     # ------------------------------------------------------------------------------------------ log
 
+    def note(self, number, _):
+        """Stop after the step that is being taken; Ctrl-C after a signal kills the process."""
+        self.arrived.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     def timed(self, batches):
         """Yield the batches, and measure how long the training waits for them."""
         start = time.perf_counter()
@@ -228,8 +241,10 @@ class Record:
         self.loss = 0.0
         self.step += 1
         self.bar.update()
-        self.stop = self.requests.after_step()
-        if self.is_due() or self.step % self.run.log_every == 0:
+        line = self.is_due() or self.step % self.run.log_every == 0
+        if line or self.processes.world_size == 1:      # several ask one another where they wait anyway
+            self.stop = distributed.first_signal(self.arrived, self.processes)
+        if line:
             self.write_line(lr)
 
     def collect(self):
