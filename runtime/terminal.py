@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from contextlib import contextmanager, suppress
 
@@ -66,8 +67,10 @@ def fail(message):
 @contextmanager
 def handling(numbers, handler):
     """Let `handler` take the signals within the block, but for those that are ignored, such as
-    SIGHUP under nohup. Python itself ignores SIGPIPE.
+    SIGHUP under nohup. Python itself ignores SIGPIPE, and lets the main thread alone do this.
     """
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()
     before = {number: signal.getsignal(number) for number in numbers}
     before = {number: former for number, former in before.items()
               if former != signal.SIG_IGN or number == signal.SIGPIPE}

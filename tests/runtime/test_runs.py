@@ -179,21 +179,21 @@ def test_a_run_goes_on_on_another_device(begun, folder, call):
 
 def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another(folder, tmp_path, monkeypatch, call):
     monkeypatch.setattr(distributed, 'WIDE', 16)                                # the width of the network
-    monkeypatch.setattr(distributed, 'has_amx', lambda: True)
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: True)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert ' bf16 on 1 x cpu' in call(command(folder, whole, steps=4)[1:])[2]
     resume = command(folder, broken, '--resume', steps=4)[1:]
     with monkeypatch.context() as patch:
         at_step(2, lambda: signal.raise_signal(signal.SIGTERM), patch)
         assert call(resume)[0] == 128 + signal.SIGTERM
-    monkeypatch.setattr(distributed, 'has_amx', lambda: False)
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: False)
     before = torch.load(broken / 'last.pt', weights_only=True)
     assert before['dtype'] == 'bf16' and before['config']['run']['dtype'] == 'auto'
     assert ' bf16 on 1 x cpu' in call(resume)[2]
     assert_equal(whole, broken)
     del before['dtype']                                                         # that of an earlier version
     torch.save(before, broken / 'last.pt')
-    monkeypatch.setattr(distributed, 'has_amx', lambda: True)
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: True)
     assert ' fp32 on 1 x cpu' in call(resume)[2]
 
 
