@@ -331,7 +331,7 @@ class RunConfig:
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients add up: less memory', least=1)
     save_every: int = arg(500, 'steps between two scorings, each with a checkpoint; without this flag at most a '
                           'tenth of the run', least=1)
-    workers: int = arg(-1, 'processes that read the data; 0: the training reads; -1: on a GPU its threads', least=-1)
+    workers: int = arg(4, 'threads that read batches ahead; 0: the training reads', least=0, most=1024)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 

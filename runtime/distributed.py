@@ -2,9 +2,8 @@
 import os
 import signal
 import zlib
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import timedelta
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -100,7 +99,10 @@ def setup(name='auto', threads=0, settings=None):
 
 def require_same(settings, processes):
     """Raise InputError for the first of {flag: value} that another process has with another value.
+
+    Each may name a --device of its own.
     """
+    settings = {name: value for name, value in settings.items() if name != 'device'}
     hashes = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
     others = processes.sum(hashes) - processes.world_size * hashes
     for name, difference in zip(settings, others.tolist()):
@@ -126,14 +128,6 @@ def data_parallel(network, processes):
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)
     wrapped.broadcast_buffers = False     # they are equal anyway; its flag has another name in 2.13
     return wrapped
-
-
-def parts_of_step(batches, parts, network):
-    """Yield the next `parts` batches; the last one's backward pass averages gradients."""
-    several = isinstance(network, DistributedDataParallel)
-    with network.no_sync() if several else nullcontext():
-        yield from islice(batches, parts - 1)
-    yield next(batches)
 
 
 def leave(processes):

@@ -122,13 +122,6 @@ def cli(main):
         sys.exit(code)
 
 
-def ignore_signals(_):
-    """In a process that reads for another: a second SIGTERM alone ends it."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
 def end(code):
     """End the process at once, with nothing left in its buffers."""
     for stream in (sys.stdout, sys.stderr):
