@@ -241,7 +241,7 @@ def announce(model, windows, sampling, command, processes):
     if model.config.experts:
         size += f', {experts.activated(model):,} of them activated'
     processes.print(f'{model.config.title}, {size}, {show(model.config.resolution)} grid, {run.dtype} on {hardware}, '
-                    f'global batch {command.recipe.batch_size}, {command.recipe.steps} steps -> {run.out}')
+                    f'global batch {command.recipe.batch_size} -> {run.out}')
     for dataset, weight, share in zip(windows.datasets, sampling, windows.share):
         processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
                         f'{show(dataset.space)}, weight {weight:g}: {share:.0%} of the draws')

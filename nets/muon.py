@@ -72,8 +72,10 @@ class Muon(torch.optim.AdamW):
             group['lr'] *= group['ratio']
 
     @torch.no_grad()
-    def step(self):
-        """One step, from the gradients of all parameters."""
+    def step(self, closure=None):
+        """One step, from the gradients of all parameters. closure: computes them, and the loss that is returned."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
         groups = self.param_groups
         try:
             self.param_groups = [group for group in groups if not group['form']]
@@ -83,6 +85,7 @@ class Muon(torch.optim.AdamW):
         for group in groups:
             if group['form']:
                 self.step_of(group)
+        return loss
 
     def step_of(self, group):
         """The step of a group of matrices; those of one shape are one batch, for on a GPU each

@@ -160,17 +160,17 @@ def test_a_run_on_two_nodes_survives_a_signal_and_two_kills_with_the_weights_of_
     assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
 
 
-OWN_FOLDER = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n" + WORKER
+OWN_DISK = "import os\nos.chdir('node' + os.environ['RANK'])\n" + WORKER
 
 
 @pytest.mark.slow
 def test_processes_that_find_runs_at_other_steps_refuse_to_train(folder, tmp_path, torchrun, call):
-    assert call(command(folder, tmp_path / 'out1', steps=8)[1:])[0] == 0
-    (tmp_path / 'worker.py').write_text(OWN_FOLDER)                         # --out out0 and --out out1
-    done = torchrun.run('worker.py', ROOT, *command(folder, 'other', steps=8)[1:], '--resume', '--out', 'out',
-                        cwd=tmp_path)
+    assert call(command(folder, tmp_path / 'node1/out', steps=8)[1:])[0] == 0
+    (tmp_path / 'node0').mkdir()
+    (tmp_path / 'worker.py').write_text(OWN_DISK)
+    done = torchrun.run('worker.py', ROOT, *command(folder, 'out', steps=8)[1:], '--resume', cwd=tmp_path)
     assert done.returncode and 'error: --resume: the processes have found a run at the steps [0, 8]' in done.stderr
-    assert not (tmp_path / 'out0/last.pt').exists()
+    assert not (tmp_path / 'node0/out/last.pt').exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_the_checkpoint_before_it_stays(folder, tmp_path, refused):

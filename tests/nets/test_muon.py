@@ -170,3 +170,16 @@ def test_other_networks_and_experts_have_matrices_too():
     if importlib.util.find_spec('neuralop'):
         fno = names(small_model(network='FNO', width=128, depth=2))
         assert len(fno['matrix']) > 2 and all('convs' not in name for name in fno['matrix'])
+
+
+def test_a_step_takes_a_closure_as_those_of_torch_do():
+    layer = torch.nn.Linear(16, 16)
+    optimizer = Muon({'matrix': [layer.weight]}, rest=[layer.bias], lr=1e-2)
+    before = layer.weight.clone()
+
+    def closure():
+        loss = layer(torch.ones(4, 16)).square().mean()
+        loss.backward()
+        return loss
+    loss = optimizer.step(closure)
+    assert loss > 0 and not torch.equal(layer.weight, before) and optimizer.step() is None
