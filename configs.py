@@ -168,8 +168,7 @@ class TrainConfig:
     batch_size: int = arg(160, 'global batch size, over all processes', least=1, most=2 ** 20)
     lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0, most=1e9)
     warmup: float = arg(0.2, 'fraction of the steps in which the learning rate rises', least=0, below=1)
-    optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper",
-                         choices=('adamw', 'muon'))
+    optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper")
     ratio: float = arg(1.0, 'learning rate of the matrices of muon over --lr', above=0, flag=False)
     momentum: float = arg(0.95, 'decay rate of the momentum of muon', least=0, below=1, flag=False)
     beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1)
@@ -179,7 +178,7 @@ class TrainConfig:
     noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); with --normalize '
                        'over that of 5 frames of 64x64 points of its deviation', least=0)
     loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
-                    'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
+                    'squared: Eq. (14)')
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
                          flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')

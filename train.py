@@ -32,7 +32,7 @@ import evaluate
 from configs import InputError, show
 from data import relative_l2, safe_divide
 from nets import experts
-from nets.build import build, compile_model, optimizer_of
+from nets.build import OPTIMIZERS, build, compile_model, optimizer_of
 from runtime import distributed, files, memory, runs, terminal
 from runtime.checkpoint import load_file, maps_in, save_file, start_from
 
@@ -75,7 +75,7 @@ def with_data(run, size, processes):
     names = run.datasets
     if not folder:
         builtin = size if size in configs.BUILTIN or any(Path('data').glob('*/train.h5')) else 'nano'
-        if builtin != size and processes.rank == 0:
+        if builtin != size:
             terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
                           f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
         mixture = configs.BUILTIN.get(builtin, ())
@@ -157,19 +157,15 @@ class Training(NamedTuple):
     windows: data.Windows       # the training data
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    progress: runs.Progress
+    progress: runs.State
     metadata: dict              # of its checkpoints: {'config', 'data', 'dtype'}
 
 
 def complete(command, draws, processes, resumed=None):
-    """A Command with what follows from its data and its machine: steps, precision, how often it is saved.
-
-    draws: the samples of an epoch. A resumed run keeps its precision on another machine.
-    """
-    run = command.run
-    recipe = command.recipe
+    """A Command with its steps, of an epoch of so many `draws`, its precision, and how often it is saved."""
+    model, recipe, run, *_ = command
     steps = recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size)
-    dtype = resumed['dtype'] if resumed else distributed.precision(run.dtype, processes, command.model.width)
+    dtype = resumed['dtype'] if resumed else distributed.precision(run.dtype, processes, model.width)
     save_every = run.save_every
     if not resumed and 'save_every' not in command.given:
         save_every = min(save_every, math.ceil(steps / 10))                 # or best.pt would have few to choose from
@@ -178,14 +174,17 @@ def complete(command, draws, processes, resumed=None):
 
 
 def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
-    """The Training of a Command: its network with weights, its optimizer, and where it is. None: it
-    is finished.
+    """The Training of a Command; None: it is finished.
 
-    resumed: the dict of the last.pt of the run to go on with; its tensors are let go.
-    pretrained: that of the checkpoint from whose weights a new run starts; alike.
+    resumed: the last.pt of the run to go on with. pretrained: the checkpoint from whose weights a
+    new one starts. Both are as of `load_file`, and their tensors are let go.
     """
     datasets = splits['train']
     frozen = bool(command.tune) and not command.tune['from_scratch']        # as are the routers then
+    for name, known in {'loss': LOSSES, 'optimizer': OPTIMIZERS}.items():
+        chosen = getattr(command.recipe, name)
+        if chosen not in known:
+            raise InputError(f'--{name} {chosen}: there is none of that name{configs.nearest(chosen, known)}')
     if command.model.experts and not frozen and (command.run.accumulate > 1 or command.recipe.batch_size == 1):
         raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
                          '--batch_size instead of --accumulate')
@@ -224,7 +223,7 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     if frozen:
         experts.freeze_routers(model)
     optimizer = optimizer_of(model, command.recipe, processes.device, command.run.dtype)
-    progress = runs.restore(resumed, model, optimizer) if resumed else runs.Progress()
+    progress = runs.restore(resumed, model, optimizer) if resumed else runs.State()
     saved.clear()                           # or the tensors would take their memory until the end of the run
     metadata = {'config': settings, 'data': headers, 'dtype': command.run.dtype}
     return Training(command, splits, windows, model, optimizer, progress, metadata)
@@ -292,8 +291,7 @@ LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_l
 
 
 def loss_of(prediction, batch, kind='relative'):
-    """The error of the predicted next frame on evolving channels and native grid points, a mean
-    over the samples.
+    """The error of the next frame on evolving channels and native grid points, a mean over samples.
 
     prediction: (B, *space, C) of the samples of a data.Batch, in its order. kind: one of LOSSES.
     """
@@ -313,7 +311,7 @@ def autocast(run, device):
     return torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
 
 
-def score(training, log, processes):
+def score_weights(training, log, processes):
     """Score the weights on valid.h5, or where there is none on test.h5, and log it.
 
     They become best.pt if every dataset has a valid.h5 and their error is the lowest, and with
@@ -340,22 +338,18 @@ def score(training, log, processes):
 
 
 def fit(training, network, batches, log, arrived, processes):
-    """Minimise Eq. (3) over the training data, until all steps are done or a signal has come.
+    """Minimise Eq. (3) until all steps are done, or a signal has come, which is returned, or 0.
 
-    Returns the signal, or 0.
-    network: the model as `compile_model` returns it, in DistributedDataParallel if there are
-    several processes.
+    network: the model, compiled and in DistributedDataParallel.
     batches: yields a data.Batch for each of the --accumulate parts of a step.
-    log: the runs.Log.
-    arrived: a list of the signals that ask the run to stop, which several processes compare when
-    they write a line of the log.
+    arrived: a list of signals, which several processes compare when they write a line of the log.
     """
     command, _, windows, model, optimizer, progress, _ = training
     recipe = command.recipe
     run = command.run
     while True:
         if is_due(progress.step, command) and progress.step > progress.scored:
-            score(training, log, processes)
+            score_weights(training, log, processes)
         if progress.step == recipe.steps:
             runs.save(training, processes)
             return 0

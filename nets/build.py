@@ -1,6 +1,4 @@
 """The network of a config: that of aotpot.py, the same in less work, or another one; compiled; its optimizer."""
-import os
-import sys
 import warnings
 
 import torch
@@ -12,6 +10,7 @@ from nets import fast, sinkhorn_kernel  # noqa: F401, whose import gives `sinkho
 from nets.baselines import BASELINES
 from nets.experts import Experts
 from nets.muon import Muon
+from runtime.terminal import warn
 
 
 def build(config, form='fast', device='cpu', headers=None):
@@ -62,13 +61,18 @@ def matrices(model):
     return forms, [parameter for parameter in model.parameters() if id(parameter) not in taken]
 
 
+OPTIMIZERS = {                              # --optimizer
+    'adamw': lambda model, recipe, half, **settings: torch.optim.AdamW(model.parameters(), **settings),
+    'muon': lambda model, recipe, half, **settings: Muon(
+        *matrices(model), recipe.ratio, recipe.momentum, half, **settings),
+}
+
+
 def optimizer_of(model, recipe, device, dtype='fp32'):
     """The optimizer of --optimizer; AdamW in one pass where PyTorch has that."""
     fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
-    settings = dict(lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, fused=fused)
-    if recipe.optimizer == 'adamw':
-        return torch.optim.AdamW(model.parameters(), **settings)
-    return Muon(*matrices(model), recipe.ratio, recipe.momentum, half=dtype == 'bf16', **settings)
+    return OPTIMIZERS[recipe.optimizer](model, recipe, dtype == 'bf16', lr=recipe.lr, fused=fused,
+                                        betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay)
 
 
 def compile_model(model, run, samples, device):
@@ -99,9 +103,3 @@ def compile_model(model, run, samples, device):
         buffer.data.copy_(before)
     model.zero_grad(set_to_none=False)
     return compiled
-
-
-def warn(message):
-    """Print a warning, of several processes by the first."""
-    if os.environ.get('RANK', '0') == '0':
-        print(f'warning: {message}', file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ CHECKPOINTS = 'init_from', 'checkpoint', 'channel_maps'         # flags that nam
 
 
 @dataclass
-class Progress:
+class State:
     """How far a run is."""
     step: int = 0               # steps done
     scored: int = 0             # the last step that was scored
@@ -122,11 +122,11 @@ def save(training, processes):
 
 
 def restore(saved, model, optimizer):
-    """Take over what `save` has written. Returns the Progress."""
+    """Take over what `save` has written. Returns the State."""
     checkpoint.load_weights(model, saved)
     optimizer.load_state_dict(saved['optimizer'])
     torch.set_rng_state(saved['rng'])
-    return Progress(saved['step'], saved['scored'], saved['best'])
+    return State(saved['step'], saved['scored'], saved['best'])
 
 
 def read_log(path):

@@ -52,7 +52,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def warn(message):
-    print(f'warning: {message}', file=sys.stderr, flush=True)
+    """Print a warning, of several processes by the first."""
+    if os.environ.get('RANK', '0') == '0':
+        print(f'warning: {message}', file=sys.stderr, flush=True)
 
 
 def fail(message):
