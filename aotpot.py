@@ -291,76 +291,24 @@ class Readout(nn.Module):
             return self.project(F.gelu(x))                              # (B, *space, C)
 
 
-# -------------------------------------------------------------------------------------------- units
+# --------------------------------------------------------------------------------------- conditions
 
-AT_REST = 1e-3          # at rest is a channel with less than this share of its usual deviation
+class FiLM(nn.Module):
+    """Feature-wise linear modulation (Perez et al. 2018) of the tokens, not in the paper.
 
-
-def standardize(u, scale=None):
-    """u with mean 0 and deviation 1 over frames and space, and its mean and deviation (B, *1, C).
-
-    The two have an axis of length one for each of `space`. The deviation is at least 1e-6 of the
-    largest magnitude, whatever the units; DPOT adds 1e-6 to it.
-    u: (B, T, *space, C).
-    scale: (B, C), the deviations in the training data, for channels `AT_REST`: a channel that the
-    network sees as zero, and whose output it multiplies by zero, could never start to move.
-    """
-    axes = tuple(range(1, u.ndim - 1))
-    # amax in two steps and no u.std(): together a third of the time on a CPU
-    largest = u.abs().amax(axes[:-1], keepdim=True).amax(axes[-1], keepdim=True)
-    divisor = torch.where(largest > 0, largest, 1)
-    u = u / divisor                                 # or squares of 1e20 and 1e-30 would leave fp32
-    mean = u.mean(axes, keepdim=True)
-    u = u - mean
-    points = u[0, ..., 0].numel()
-    variance = u.square().mean(axes, keepdim=True) * (points / (points - 1))
-    deviation = variance.clamp_min(1e-12).sqrt()
-    units = deviation * largest
-    if scale is not None:
-        scale = scale.view(mean.shape)
-        at_rest = units < AT_REST * scale
-        deviation = torch.where(at_rest, scale / divisor, deviation)
-        units = torch.where(at_rest, scale, units)
-    return u / deviation, (mean * largest).squeeze(1), units.squeeze(1)
-
-
-class Units(nn.Module):
-    """DPOT's --normalize 1, not in the paper: it tells the tokens in which units the field was.
-
-    x (B, *grid, D), units (B, *1, 2C) as returned by `describe` -> (B, *grid, D).
-    solution: (2, C), the mean and the deviation of the solutions of a steady problem, whose units
-    are not those of the input. Where the deviation is 0, those of the input hold.
+    It tells them the mean and the deviation that data.py has taken from a single sample, as numbers
+    without units: the layers of DPOT's --normalize 1.
+    x (B, *grid, D), condition (B, 2, C) -> (B, *grid, D).
     """
 
     def __init__(self, config):
         super().__init__()
-        self.raw = config.units == 'raw'
-        self.shift = nn.Linear(2 * config.channels, config.width)
         self.scale = nn.Linear(2 * config.channels, config.width)
-        self.register_buffer('solution', torch.zeros(2, config.channels))
+        self.shift = nn.Linear(2 * config.channels, config.width)
 
-    def forward(self, x, units):
-        return self.scale(units) * x + self.shift(units)
-
-    def describe(self, mean, deviation):
-        """The mean and deviation (B, *1, C) that `standardize` took away, as numbers (B, *1, 2C).
-
-        DPOT takes them as they are ('raw'). Pascal and Kelvin need numbers of the order of one:
-        a factor only adds a constant to the logarithm, and a mean counts relative to the deviation.
-        A quarter of both trains best.
-        """
-        if self.raw:
-            return torch.cat([mean, deviation], -1)
-        size = deviation + AT_REST * mean.abs()
-        size = torch.where(size > 0, size, 1)                           # a field of zeros
-        return torch.cat([torch.asinh(mean / size), size.log()], -1) / 4
-
-    def of_prediction(self, mean, deviation):
-        """The mean and deviation (B, *1, C) of a prediction, from those of its input."""
-        solution_mean, solution_deviation = self.solution
-        steady = solution_deviation > 0
-        mean = torch.where(steady, solution_mean, mean)
-        return mean, torch.where(steady, solution_deviation, deviation)
+    def forward(self, x, condition):
+        condition = condition.reshape(len(x), *[1] * (x.ndim - 2), -1)
+        return self.scale(condition) * x + self.shift(condition)
 
 
 # -------------------------------------------------------------------------------------- the network
@@ -369,8 +317,7 @@ class AOTPOT(nn.Module):
     """G_w of Eq. (2): T frames of a solution of some PDE, Eq. (1), become the next one.
 
     u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
-    scale: (B, C), with config.normalize, for channels at rest: the deviations in the training data
-    of the samples' datasets. Without it such channels stay at rest.
+    condition: (B, 2, C), with config.normalize, see `FiLM`; None: nothing was taken from a sample.
     config: for example configs.model('tiny').
     experts: the class that replaces the MLP if config.experts > 0, nets.experts.Experts.
     """
@@ -387,7 +334,7 @@ class AOTPOT(nn.Module):
             self.gate = nn.Parameter(torch.zeros(config.streams))       # w of Eq. (13)
         self.readout = Readout(config)
         if config.normalize:
-            self.units = Units(config)
+            self.film = FiLM(config)
         C = config.channels
         ChannelMap = nn.Linear if config.channel_maps else nn.Identity
         self.map_in = ChannelMap(C, C)                                  # W_in, Sec. 3
@@ -397,29 +344,23 @@ class AOTPOT(nn.Module):
         self.map_in.requires_grad_(learned)
         self.map_out.requires_grad_(learned)
 
-    def forward(self, u, scale=None):
+    def forward(self, u, condition=None):
         self.check(u)
         with no_autocast(u):
             u = self.map_in(u)
-        if self.config.normalize:
-            if self.config.channel_maps or self.config.units == 'raw':
-                scale = None                                            # mixed channels have others
-            u, mean, deviation = standardize(u, scale)
-            u = self.predict(u, self.units.describe(mean, deviation))
-            mean, deviation = self.units.of_prediction(mean, deviation)
-            u = u * deviation + mean
-        else:
-            u = self.predict(u)
+        if self.config.normalize and condition is None:
+            condition = u.new_tensor([[0.0], [1.0]]).expand(len(u), 2, u.shape[-1])
+        v = self.predict(u, condition)
         with no_autocast(u):
-            return self.map_out(u)
+            return self.map_out(v + u[:, -1] if self.config.change else v)
 
-    def predict(self, u, units=None):
-        """u (B, T, *space, C), with config.normalize its `Units` (B, *1, 2C) -> (B, *space, C)."""
+    def predict(self, u, condition):
+        """u (B, T, *space, C), and with config.normalize the condition (B, 2, C) -> (B, *space, C)."""
         with no_autocast(u):                                            # bf16 would round the input
             z = self.embed(u)                                           # (B, T, *grid, D)  Eq. (4)
             x = self.aggregate(z)                                       # (B, *grid, D)     Eq. (5)
-            if units is not None:
-                x = self.units(x, units)
+            if self.config.normalize:
+                x = self.film(x, condition)
         if self.config.residual == 'aot':
             x = x[:, None].expand(-1, self.config.streams, *x.shape[1:])        # (B, S, *grid, D)
         for layer in self.layers:
@@ -455,7 +396,7 @@ def init_weights(model):
     Mappings.phi                 N(0, 1 / (S D)): |v| = sqrt(S D), so logits start as alpha N(0, 1).
     Mappings.alpha               config.alpha; with 0 the network is x + F(x), whatever T_l.
     Mappings.b_a, b_d, b_T       0, 0, config.t_init I, in the paper I: a_l is uniform, d_l is 1.
-    Units                        weights 0, shift 0, scale 1: in all units a training begins alike.
+    FiLM                         weights 0, shift 0, scale 1: it begins as the identity.
     gate                         0, the uniform mean of the streams, Eq. (13).
     map_in, map_out              the identity, bias 0.
     """
@@ -469,7 +410,7 @@ def init_weights(model):
         elif isinstance(module, FourierMixer):
             for parameter in (module.w1, module.w2, module.b1, module.b2):
                 parameter.uniform_(0, module.w1.shape[-1] ** -2)
-        elif isinstance(module, Units):
+        elif isinstance(module, FiLM):
             for parameter in module.parameters():
                 parameter.zero_()
             module.scale.bias.fill_(1)

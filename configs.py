@@ -5,7 +5,6 @@ network `model('tiny', streams=2)`. An error names the field; `override` makes t
 """
 import dataclasses
 import difflib
-import math
 import operator
 from dataclasses import dataclass
 
@@ -76,7 +75,7 @@ NORM_GROUPS = 8                 # of every GroupNorm
 # the fields that a network with residual='plain' lacks, and those that nets/baselines.py lacks
 OF_THE_STREAMS = 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate'
 OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'norm', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k',
-             'channel_maps', 'normalize')
+             'channel_maps', 'change')
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,8 @@ class ModelConfig:
     shared: int = arg(2, 'further experts, which every sample takes', least=1, most=1024, flag=False)
     top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
     channel_maps: str = arg('', 'linear maps of the channels: learned, or a checkpoint of fixed ones')
-    normalize: bool = arg(False, 'each sample and channel gets mean 0 and deviation 1, not in the paper')
-    units: str = arg('log', 'in which form --normalize tells the units: log, or raw as in DPOT', choices=('log', 'raw'),
-                     flag=False)
+    normalize: bool = arg(False, 'the fields of each dataset get mean 0 and deviation 1, not in the paper')
+    change: bool = arg(False, 'predict how much the last frame changes, not in the paper')
     dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
                     flag=False)
     network: str = arg('aotpot', 'another one of nets/baselines.py: UNet or FNO')
@@ -144,8 +142,6 @@ class ModelConfig:
         for divisor, name in ((self.heads, 'heads'), (NORM_GROUPS, 'groups of GroupNorm')):
             if self.width % divisor:
                 raise InputError(f'width {self.width} is not divisible by {divisor}, the number of {name}')
-        if self.normalize and self.frames * math.prod(self.resolution) == 1:
-            raise InputError('normalize: a single number has no deviation; give more frames, or no normalize')
         if any(size % self.patch for size in self.resolution):
             raise InputError(f'resolution {self.resolution} is not divisible by patch {self.patch}')
         if set(self.ablate) - set('adT'):

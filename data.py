@@ -9,6 +9,7 @@ attributes of `data` are all optional:
     channels  the names, in order           static  the names of channels that do not evolve (a geometry mask)
     dt        the time between two frames   t_test  the number of frames to predict at test
     pde       the equation, in words        source  the generator and its seed, or the benchmark's file
+    layout    the axes in one's own files   variables  the names of the arrays that were read there
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field
 channels, C' those of one dataset, b samples of one dataset or one grid. The words of
@@ -32,15 +33,15 @@ import torch
 import torch.nn.functional as F
 
 import configs
-from aotpot import AT_REST, standardize
 from configs import InputError
 from runtime import files
-from runtime.stored import Packed, attributes_of, names_of, number_of, require, storable, text_of, whole
+from runtime.stored import attributes_of, names_of, number_of, require, storable, text_of, whole
 
 READERS = 4                         # threads that read batches ahead
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
+AT_REST = 1e-3                      # at rest is a channel with less than this share of its usual deviation
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
-ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source'      # of `data`, see above
+ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source', 'layout', 'variables'       # of `data`, see above
 
 
 # ------------------------------------------------------------------------------------------------ the layout
@@ -49,8 +50,8 @@ def check_headers(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as
     JSON holds them.
 
-    That is source, shape, channels, static, dt and t_test. Raises InputError for what is not
-    allowed, and if the splits differ in the grid or the channels, which are compared by name if all
+    That is source, shape, channels, static, dt, t_test, layout and variables. Raises InputError for
+    what is not allowed, and if the splits differ in the grid or the channels, which are compared by name if all
     name them, or else by number.
     """
     named = all(names_of(attributes.get('channels', '')) for *_, attributes in headers.values())
@@ -64,18 +65,23 @@ def check_headers(folder, headers):
                       f'(N, T, H, W, D, C), in one dimension (N, T, 1, X, C), with at least two frames and no empty '
                       f'axis')
         _, _, *space, C = shape = [int(size) for size in shape]
-        channels = names_of(attributes.get('channels', '')) or [str(c) for c in range(C)]
+        channels = names_of(attributes.get('channels', ''))
+        advice = channels_last(space, C)
+        require(channels or not advice, f'{path}: {C} channels on a grid of {configs.show(tuple(space))}{advice}; one '
+                                        f'channel is u[..., None]; or name them all: channels=')
+        channels = channels or [str(c) for c in range(C)]
         static = names_of(attributes.get('static', []))
         dt = number_of(attributes.get('dt', 1))
         t_test = number_of(attributes.get('t_test', math.inf))
         require(len(set(channels)) == len(channels) == C,
-                f'{path}: channels {channels}: expected {C} different names{channels_last(space, C)}')
+                f'{path}: channels {channels}: expected {C} different names{advice}')
         require(set(static) < set(channels),
                 f'{path}: static {static}: expected names of the channels {channels}, but not all')
         require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
         require(t_test >= 1, f'{path}: t_test {attributes.get("t_test")}: expected at least 1 frame')
         said[split] = dict(source=text_of(attributes.get('source', '')), shape=shape, channels=channels, static=static,
-                           dt=dt, t_test=t_test)
+                           dt=dt, t_test=t_test, layout=text_of(attributes.get('layout', '')),
+                           variables=names_of(attributes.get('variables', [])))
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
         if named:
             forms[split] += f' {" ".join(channels)} (static: {" ".join(static) or "none"})'
@@ -87,7 +93,8 @@ def check_headers(folder, headers):
 
 def channels_last(space, C):
     """What to do with arrays whose channels seem to come first, as the end of a message, or ''."""
-    return '; channels come last: np.moveaxis(u, 2, -1)' if min(space) < C else ''
+    many = C > min([16, *(size for size in space if size > 1)])
+    return '; channels come last: np.moveaxis(u, 2, -1)' if many else ''
 
 
 def read_headers(folder, names, splits=SPLITS):
@@ -108,19 +115,71 @@ def read_headers(folder, names, splits=SPLITS):
 
 # ------------------------------------------------------------------------------------------------ writing
 
+class Rounded:
+    """The `data` of a new file, in which numbers become float32, and what that takes from each channel."""
+
+    def __init__(self, stored):
+        self.stored = stored
+        C = stored.shape[-1]
+        self.sums = np.zeros((4, C))        # numbers, their sum and squares about `shift`, squares of what is lost
+        self.shift = np.zeros(C)            # near the mean, or squares of 101325 would lose the deviation
+        self.low = np.full(C, np.inf)       # of the rounded numbers
+        self.high = np.full(C, -np.inf)
+
+    def __setitem__(self, index, values):
+        values = np.asanyarray(values)
+        with np.errstate(over='ignore'):
+            rounded = values.astype(np.float32)
+        self.stored[index] = rounded
+        if values.dtype == np.float32:
+            return
+        places = np.broadcast_to(np.arange(self.stored.shape[-1]), self.stored.shape)[index]   # a view without memory
+        channels = np.unique(places[(0,) * (places.ndim - 1)])
+        x, rounded = (np.broadcast_to(u, places.shape).reshape(-1, len(channels)) for u in (values, rounded))
+        x = x.astype(np.float64)
+        lost = x - rounded
+        new = self.sums[0, channels] == 0
+        self.shift[channels[new]] = x[0, new]
+        x = x - self.shift[channels]
+        self.sums[:, channels] += np.stack([np.ones_like(x), x, x * x, lost * lost]).sum(1)
+        self.low[channels] = np.minimum(self.low[channels], rounded.min(0))
+        self.high[channels] = np.maximum(self.high[channels], rounded.max(0))
+
+    def check(self, path, channels):
+        """Print a line on a channel of which float32 keeps little. InputError: it keeps nothing."""
+        mean, squares, loss = self.sums[1:] / np.maximum(self.sums[0], 1)
+        deviation = np.sqrt(np.maximum(squares - mean ** 2, 0))
+        mean = mean + self.shift
+        loss = np.sqrt(loss)
+        for c in np.flatnonzero(loss > AT_REST * deviation):
+            name = channels[c] if c < len(channels) else c
+            where = f'{path}: channel {name}: the deviation is {deviation[c]:.1e} and the mean {mean[c]:.7g}'
+            advice = 'subtract the mean' if abs(mean[c]) > deviation[c] else 'take larger units'
+            require(deviation[c] == 0 or self.low[c] < self.high[c],
+                    f'{where}, of which float32 keeps nothing; {advice} before it is written')
+            if deviation[c] > 0:
+                print(f'{where}, of which float32 loses {loss[c] / deviation[c]:.1%}; {advice} before it is written')
+
+
 @contextmanager
-def writer(path, shape, **attributes):
-    """Yield a new h5py.File, whose `data` of `shape` (N, T, *space, C) the caller fills; it appears
-    after the block.
+def writer(path, shape, called='', **attributes):
+    """Yield {'data': a `Rounded`} of `shape` (N, T, *space, C), which the caller fills.
+
+    The file appears after the block.
 
     What the caller has not written is NaN, which is refused when it is read. Raises InputError for
-    attributes that are not those of the layout.
+    attributes that are not those of the layout, and for a channel of which float32 keeps nothing.
+    called: the path in messages, if it is another one.
     """
     for name in attributes:
         require(name in ATTRIBUTES, f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
+    attributes = storable(attributes)
     with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
-        file.create_dataset('data', shape, 'float32', fillvalue=np.nan).attrs.update(storable(attributes))
-        yield file
+        stored = file.create_dataset('data', shape, 'float32', fillvalue=np.nan)
+        stored.attrs.update(attributes)
+        rounded = Rounded(stored)
+        yield {'data': rounded}
+        rounded.check(called or path, attributes.get('channels', []))
 
 
 def splits_to_write(folder, shapes, attributes):
@@ -159,14 +218,13 @@ def write(folder, train, test, valid=None, **attributes):
         new = Path(tempfile.mkdtemp(prefix='.new-', dir=folder))
         try:
             for split, values in arrays.items():
-                with writer(new / f'{split}.h5', values.shape, **attributes) as file:
+                with writer(new / f'{split}.h5', values.shape, f'{folder}/{split}.h5', **attributes) as file:
                     for i, trajectory in enumerate(values):
-                        with np.errstate(over='ignore'):
-                            rounded = np.float32(trajectory)
                         where = f'{folder}/{split}.h5: trajectory {i}'
                         require(not np.ma.is_masked(trajectory), f'{where}: masked values')
-                        check_finite(rounded, where)
-                        file['data'][i] = rounded
+                        with np.errstate(over='ignore'):
+                            check_finite(np.float32(trajectory), where)
+                        file['data'][i] = trajectory
         except BaseException:
             shutil.rmtree(new)
             raise
@@ -216,10 +274,11 @@ def check_finite(values, where, first=0):
 
 
 class FrameLayout(NamedTuple):
-    """How the frames of one dataset lie in memory; `Trajectories` has the same three attributes."""
+    """How the frames of one dataset lie in memory; `Trajectories` has the same four attributes."""
     name: str                   # of the dataset, '' if it is unknown
     space: tuple                # the native grid
     evolving: list | slice      # the channels that are not static, which are predicted and scored
+    units: tuple                # their `Units`, for a dataset that the network does not know
 
 
 class Trajectories:
@@ -267,7 +326,7 @@ class Trajectories:
             self._data = whole(stored.file, stored.name)
             start = stored.id.get_offset()           # in its file; None: it is not contiguous
             floats = stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
-            if floats and start is not None and not isinstance(self._data, Packed):
+            if floats and start is not None:
                 self._data = np.memmap(stored.file.filename, '<f4', 'r', start, stored.shape)
 
     def windows(self, places, frames, pinned=False):
@@ -286,59 +345,139 @@ class Trajectories:
         return batch
 
     @functools.cached_property
-    def sizes(self):
-        """The root mean square of each channel, and its deviation within windows: (2, C').
+    def units(self):
+        """The `Units` of these trajectories.
 
-        Both are means over one window of each of at most 128 trajectories, and fewer of large
-        frames. The windows begin at different times, and their first input frame and the frame to
-        predict stand for all, for a steady problem the input alone.
+        They stand on one window of each of at most 128, and fewer of large frames. The windows
+        begin at different times, and of each the first frame and the frame to predict count.
         """
         count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
-        sums = torch.zeros(2, self.channels, dtype=torch.float64)
+        means = torch.empty(count, 2, self.channels, dtype=torch.float64)
+        variances = torch.empty_like(means)
         for i in range(count):
             trajectory = i * self.count // count
             first = int(i * 0.618 % 1 * (self.frames - self._T))        # the golden ratio spreads any number evenly
-            last = first if self.steady else first + self._T
-            frames = self.windows([(trajectory, first), (trajectory, last)], 1).double().flatten(0, -2)
-            sums += torch.stack([frames.square().mean(0), frames.var(0, correction=0)])
-        return (sums / count).sqrt().float()
+            last = 1 if self.steady else first + self._T
+            pair = self.windows([(trajectory, first), (trajectory, last)], 1).double().flatten(1, -2)
+            variances[i], means[i] = torch.var_mean(pair, 1, correction=0)
+        return Units.of(means, variances, self.evolving, self.steady)
 
 
-def solution_units(datasets, channels):
-    """The mean and deviation of each channel of the first 256 solutions of steady datasets:
-    (2, channels).
+# ------------------------------------------------------------------------------------------------ units
 
-    It is a mean over the datasets. What a dataset lacks has mean 0 and deviation 1, and a constant
-    has deviation 1.
+class Units(NamedTuple):
+    """The numbers by which the fields u of a dataset become dimensionless, (u - mean) / deviation.
+
+    mean, deviation: (2, C'), of the input and of the frame to predict, which differ for a steady
+    problem alone.
+    own: (C'), 1 where a window then gets its own mean and deviation, too, else 0.
     """
-    units = torch.tensor([0., 1.]).repeat(len(datasets), channels, 1)             # (datasets, C, 2)
-    for dataset, rows in zip(datasets, units):
-        solutions = dataset.windows([(i, 1) for i in range(min(dataset.count, 256))], 1).double().flatten(0, -2)
-        deviation, mean = torch.std_mean(solutions, 0)                                  # (C')
-        rows[:dataset.channels] = torch.stack([mean, torch.where(deviation > 0, deviation, 1)], 1)
-    return units.mean(0).T.contiguous()
+    mean: torch.Tensor
+    deviation: torch.Tensor
+    own: torch.Tensor
+
+    @staticmethod
+    def of(means, variances, evolving, steady=False):
+        """The Units of windows, of which some frames have these means and variances, (windows, frames, C').
+
+        The deviation is that within frames, or that of their means for a channel that is constant
+        in each. One that never varies has 1. Where windows differ among each other by more than
+        they vary in themselves, for a mean over the evolving channels, they get `own` ones.
+        steady: whether the two frames are the input and the solution.
+        """
+        if not steady:
+            means = means.flatten(0, 1)[:, None]
+            variances = variances.flatten(0, 1)[:, None]
+        within = variances.mean(0).sqrt()                                               # (1 or 2, C')
+        between = means.std(0, correction=0)
+        deviation = torch.where(within > AT_REST * between, within, between)
+        deviation = torch.where(deviation > 0, deviation, 1)
+        typical = variances.sqrt().mean(0)
+        share = (typical / torch.hypot(within, between))[0, evolving].square().nan_to_num(1)   # constant: 0 / 0
+        own = torch.full(deviation.shape[1:], float(share.mean() < 0.5 and not steady))
+        return Units(means.mean(0).expand(2, -1).float(), deviation.expand(2, -1).float(), own)
+
+    @staticmethod
+    def none(C, own=False):
+        """Units of C channels that change nothing."""
+        return Units(torch.zeros(2, C), torch.ones(2, C), torch.full((C,), float(own)))
+
+    @staticmethod
+    def read(header):
+        """The Units in the header of a checkpoint."""
+        return Units(*(torch.tensor(header['units'][name]) for name in Units._fields))
+
+    def header(self):
+        """The same in plain types."""
+        return {name: value.tolist() for name, value in self._asdict().items()}
+
+    def padded(self, C):
+        """The same for C channels, of which those that the dataset lacks become 0."""
+        lacking = 0, C - self.mean.shape[-1]
+        return Units(*(F.pad(x, lacking, value=value) for x, value in zip(self, (PADDING, 1.0, 0.0))))
+
+
+def dimensionless(u, mean, deviation):
+    """Windows u (b, T+1, *space, C) by the mean and the deviation (b, 2, C) of input and next frame."""
+    T = u.shape[1] - 1
+    shape = len(u), T + 1, *[1] * (u.ndim - 3), -1
+    mean, deviation = (torch.cat([x[:, :1].expand(-1, T, -1), x[:, 1:]], 1).view(shape) for x in (mean, deviation))
+    return (u - mean) / deviation
+
+
+def standardize(u, T, own):
+    """Windows u with the mean 0 and the deviation 1 of their first T frames, in channels where `own` is 1.
+
+    Returns also the condition (b, 2, C), what was taken: mean and deviation, which is at least
+    `AT_REST`, or 0 and 1.
+    u: (b, frames, *space, C), dimensionless.
+    own: (b, C) or (C,).
+    """
+    variance, mean = torch.var_mean(u[:, :T].flatten(1, -2), 1)
+    condition = torch.stack([mean * own, variance.sqrt().clamp_min(AT_REST) ** own], 1)
+    mean, deviation = condition.view(len(u), 2, *[1] * (u.ndim - 2), -1).unbind(1)
+    return (u - mean) / deviation, condition
+
+
+def nothing_taken(own):
+    """The condition (b, 2, C) of windows with no `own` units (b, C)."""
+    return torch.stack([torch.zeros_like(own), torch.ones_like(own)], 1)
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
 
 class Batch(NamedTuple):
-    """The B samples of a pass, those of one grid side by side, and among them those of one dataset.
-    """
-    windows: list               # (b, T+1, *space', C') of each dataset, or on the device of each grid, padded to C
-    scale: torch.Tensor        # (B, C), the deviation of each channel in the dataset, 0 for padding
+    """The B samples of a pass, those of one grid side by side, and among them those of one dataset."""
+    windows: list               # (b, T+1, *space', C') of each dataset as it is stored, and after `to` of each grid
+    units: Units                # of each sample, (B, 2, C) twice and (B, C)
+    floor: torch.Tensor         # (B, C), the deviation below which a channel is at rest
     evolving: torch.Tensor      # (B, C), whether the channel is predicted
-    noise: list                # for each sample the seed of its noise, and the channels that get it
+    noise: list                 # for each sample the seed of its noise, and the channels that get it
+    condition: torch.Tensor | None = None       # (B, 2, C), see `standardize`
 
     def to(self, device):
-        """The same batch on a device; from pinned memory it is copied while the host goes on."""
-        C = self.scale.shape[1]
+        """The same batch on a device, dimensionless and padded to C channels.
+
+        From pinned memory it is copied while the host goes on.
+        """
+        C = self.evolving.shape[1]
         padded = []
         for part in self.windows:
             part = part.to(device, non_blocking=True)
             padded.append(F.pad(part, (0, C - part.shape[-1]), value=PADDING))
-        windows = [torch.cat(list(parts)) for _, parts in groupby(padded, key=lambda part: part.shape[2:-1])]
-        scale = self.scale.to(device, non_blocking=True)
-        return Batch(windows, scale, self.evolving.to(device, non_blocking=True), self.noise)
+        grids = [torch.cat(list(parts)) for _, parts in groupby(padded, key=lambda part: part.shape[2:-1])]
+        some_own = self.units.own.any()                         # asked on the host, which need not wait for a device
+        copied = (x.to(device, non_blocking=True) for x in (*self.units, self.floor, self.evolving))
+        *units, floor, evolving = copied
+        windows = []
+        conditions = []
+        for u, mean, deviation, own in zip(grids, *(x.split([len(u) for u in grids]) for x in units)):
+            u = dimensionless(u, mean, deviation)
+            u, condition = standardize(u, u.shape[1] - 1, own) if some_own else (u, nothing_taken(own))
+            windows.append(u)
+            conditions.append(condition)
+        condition = torch.cat(conditions)
+        return Batch(windows, Units(*units), floor / condition[:, 1], evolving, self.noise, condition)
 
 
 class Windows:
@@ -348,19 +487,24 @@ class Windows:
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a pure
     function of (seed, epoch, index), epoch, index = divmod(n, sum |D_k|), whatever the batch size
     and the number of processes.
-    T, C: the frames and the channels of the model.
+    config: that of the model, with its frames T, its channels C, and whether fields become
+        dimensionless.
     sampling: w_k of each dataset.
     """
     pinned = False                      # whether a batch lies in memory from which a GPU copies while the host goes on
 
-    def __init__(self, datasets, T, C, sampling, seed):
+    def __init__(self, datasets, config, sampling, seed):
+        C = config.channels
         self.datasets = datasets
-        self.T = T
+        self.T = config.frames
         self.seed = seed
         self.share = np.divide(sampling, sum(sampling))                 # of the draws, w_k / sum w
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
         self.draws = sum(dataset.count for dataset in datasets)  # of an epoch, whatever the weights
-        self.scale = torch.stack([scale_of(dataset.sizes, C) for dataset in datasets])      # (K, C)
+        units = [dataset.units if config.normalize else Units.none(C) for dataset in datasets]
+        self.units = Units(*map(torch.stack, zip(*(of_dataset.padded(C) for of_dataset in units))))
+        floors = torch.stack([dataset.units.padded(C).deviation[1] for dataset in datasets])            # (K, C)
+        self.floor = AT_REST * (torch.ones_like(floors) if config.normalize else floors)
         self.evolving = torch.zeros(len(datasets), C, dtype=torch.bool)
         for row, dataset in zip(self.evolving, datasets):
             row[dataset.evolving] = True
@@ -381,7 +525,7 @@ class Windows:
             places = [(trajectory, first) for _, trajectory, first, _ in of_dataset]
             windows.append(self.datasets[k].windows(places, self.T + 1, self.pinned))
         noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
-        return Batch(windows, self.scale[ks], self.evolving[ks], noise)
+        return Batch(windows, Units(*(x[ks] for x in self.units)), self.floor[ks], self.evolving[ks], noise)
 
 
 def samples_per_pass(batch_size, world_size=1, parts=1):
@@ -452,11 +596,6 @@ def resize(u, space):
     return x.movedim(1, -1).unflatten(0, u.shape[:2])                            # (B, T, *space, C)
 
 
-def to_model(u, space, channels):
-    """Frames (B, T, *space', C') of a dataset on the model's grid and channels, (B, T, *space, C)."""
-    return F.pad(resize(u, space), (0, channels - u.shape[-1]), value=PADDING)
-
-
 def to_native(u, dataset):
     """The evolving channels of frames (B, T, *space, C) of the model on the grid of a dataset."""
     return resize(u[..., dataset.evolving], dataset.space)
@@ -472,45 +611,30 @@ def norm(x):
     return (x / largest).norm(dim=1) * largest[:, 0]
 
 
-def safe_divide(error, size):
-    """error / size; where the truth has the size 0, it is 0 for a prediction of 0, and else 1."""
-    return error / torch.where(size > 0, size, error.clamp_min(torch.finfo(error.dtype).tiny))
+def size_of(v, floor):
+    """||v||_2 of each sample and channel, (B, ..., C) -> (B, C), at least that of a channel at rest.
 
-
-def relative_l2(prediction, target, scale=None):
-    """||prediction - target||_2 / ||target||_2 of each sample and channel, (B, C): the L2RE of the
-    paper.
-
-    A target that is zero throughout adds to a loss but nothing to its gradient.
-    A target of less than `AT_REST` of the scale is round-off: the error counts relative to that
-    size, and at most as 1.
-    prediction, target: (B, ..., C).
-    scale: (B, C) or (C,), the deviation of the channels in the dataset; None: no target is
-    round-off.
+    floor: (B, C) or (C,), the root mean square of such a channel.
     """
-    error = norm(prediction - target)
-    size = norm(target)
-    if scale is None:
-        return safe_divide(error, size)
-    points = target.flatten(1, -2).shape[1]
-    floor = AT_REST * points ** 0.5 * scale
-    at_rest = (size > 0) & (size < floor)
-    relative = safe_divide(error, torch.where(at_rest, floor, size))
-    return torch.where(at_rest & (relative < math.inf), relative.clamp(max=1), relative)
+    return torch.maximum(norm(v), floor * v.flatten(1, -2).shape[1] ** 0.5)
+
+
+def fluctuation(v):
+    """v (B, ..., C) without the mean of each sample and channel."""
+    return v - v.flatten(1, -2).mean(1).view(len(v), *[1] * (v.ndim - 2), -1)
 
 
 NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviation 1
 
 
-def add_noise(u, epsilon, noise, fluctuations=False):
+def add_noise(u, epsilon, noise, dimensionless=False):
     """u (B, T, *space, C) plus noise N(0, 1) of the size epsilon * ||u||_2
     (paper, Sec. 2.2 and App. B.1).
 
     As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
     epsilon: the size, 0 for none.
     noise: for each sample a seed, and the channels that get noise.
-    fluctuations: take `NORM` times the deviation for ||u||_2, whatever the mean and the grid. Not
-    in the paper.
+    dimensionless: the norm is `NORM`, that of fields of deviation 1, whatever the grid.
     """
     if not epsilon:
         return u
@@ -519,16 +643,12 @@ def add_noise(u, epsilon, noise, fluctuations=False):
     for sample, (seed, channels) in zip(added, noise):
         drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
         sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))
-    size = NORM * standardize(u)[2].flatten(1) if fluctuations else norm(u)                 # (B, C)
-    return added.mul_(epsilon * size.view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
+    if dimensionless:
+        return u.add(added, alpha=epsilon * NORM)
+    return added.mul_(epsilon * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
 
 
 def noisy_inputs(batch, config, epsilon):
     """The noisy input of Eq. (3), (B, T, *space, C), of a Batch on the grid of the model."""
     u = torch.cat([resize(windows[:, :-1], config.resolution) for windows in batch.windows])
-    return add_noise(u, epsilon, batch.noise, fluctuations=config.normalize and config.units != 'raw')
-
-
-def scale_of(sizes, channels):
-    """The deviations (channels,) in the `sizes` (2, C') of a dataset, 0 for channels it lacks."""
-    return F.pad(torch.as_tensor(sizes)[1], (0, channels - len(sizes[1])))
+    return add_noise(u, epsilon, batch.noise, dimensionless=config.normalize)

@@ -15,6 +15,7 @@ those of the dataset. A model that is scored or rolled out is in evaluation mode
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import aotpot
 import configs
 import data
 from configs import InputError
-from data import relative_l2, safe_divide
+from data import fluctuation, norm, size_of
 from nets import experts
 from runtime import checkpoint, distributed, reports, terminal
 from runtime.terminal import Progress
@@ -56,27 +58,43 @@ class Predictor:
     dataset: a data.Trajectories or a data.FrameLayout.
     """
 
-    def __init__(self, model, dataset, device, dtype='fp32'):
+    def __init__(self, model, dataset, device, dtype='fp32', units=None):
         self.model = model
         self.dataset = dataset
         self.config = model.config
         C = self.config.channels
         self.constant = torch.ones(C, dtype=torch.bool, device=device)          # (C,), padding and static channels
         self.constant[dataset.evolving] = False
-        sizes = trained_on(model).get(dataset.name, {}).get('sizes') or [[0.0], [0.0]]
-        self.scale = data.scale_of(sizes, C).to(device)                 # (C,), for channels at rest
+        units = units or units_of(model, dataset)
+        self.floor = data.AT_REST * units.deviation[1, dataset.evolving].to(device)      # (C''), of a channel at rest
+        if not self.config.normalize:
+            units = data.Units.none(C)
+        self.units = data.Units(*(x.to(device) for x in units.padded(C)))
+        self.own = bool(self.units.own.any())
+        header = trained_on(model).get(dataset.name, {})
+        coarser = tuple(map(min, self.config.resolution, dataset.space))
+        self.training_grid = tuple(header['shape'][2:-1]) if 'shape' in header else coarser
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
     def state(self, frames):
-        """Native frames (B, T, *space', C') -> a state (B, T, *space, C) on the model grid."""
-        return data.to_model(frames, self.config.resolution, self.config.channels)
+        """Native frames (B, T, *space', C') -> a state (B, T, *space, C), dimensionless on the model grid."""
+        u = F.pad(frames, (0, self.config.channels - frames.shape[-1]), value=data.PADDING)
+        u = (u - self.units.mean[0]) / self.units.deviation[0]
+        return data.resize(u, self.config.resolution)
 
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
-        scale = [self.scale.expand(len(state), -1)] if self.config.normalize else []
+        if self.own:
+            u, condition = data.standardize(state, self.config.frames, self.units.own)
+        else:
+            u, condition = state, data.nothing_taken(self.units.own.expand(len(state), -1))
+        dtype = next(self.model.parameters(), state).dtype
+        inputs = [x.to(dtype) for x in ((u, condition) if self.config.normalize else (u,))]
         with self.autocast:
-            u = self.model(state, *scale)[:, None]
-        return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], u.to(state.dtype))], dim=1)
+            v = self.model(*inputs).to(state.dtype)
+        mean, deviation = condition.view(len(u), 2, *[1] * (v.ndim - 2), -1).unbind(1)
+        v = (v * deviation + mean)[:, None]
+        return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], v)], dim=1)
 
     def along(self, frames, steps):
         """Native frames (B, T, *space', C') -> yields the `prediction` of each step after them."""
@@ -87,24 +105,31 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state with a new frame as the next step takes it: by way of a coarser native grid."""
-        grid = self.config.resolution
-        coarser = tuple(map(min, grid, self.dataset.space))
-        u = data.resize(data.resize(state[:, -1:], coarser), grid)
+        """A state with a new frame as the next step takes it: by way of the grid of the training data."""
+        u = data.resize(data.resize(state[:, -1:], self.training_grid), self.config.resolution)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
     def prediction(self, state):
         """The newest frame of a state, native, in the channels that evolve: (B, *space', C'')."""
-        return data.to_native(state[:, -1:], self.dataset)[:, 0]
+        u = state[:, -1:] * self.units.deviation[1] + self.units.mean[1]
+        return data.to_native(u, self.dataset)[:, 0]
 
     def truth(self, frames):
         """Those channels of native frames (..., *space', C'): (..., *space', C'')."""
         return frames[..., self.dataset.evolving]
 
-    def scale_of_truth(self):
-        """The deviation of those channels in the training data, or else in the file, (C'')."""
-        sizes = trained_on(self.model).get(self.dataset.name, {}).get('sizes') or self.dataset.sizes
-        return torch.as_tensor(sizes, device=self.scale.device)[1, self.dataset.evolving]
+
+def units_of(model, dataset):
+    """The data.Units of a dataset in the training, or else its own.
+
+    DPOT's --normalize 1 takes mean and deviation from each sample, and nothing from a dataset.
+    """
+    header = trained_on(model).get(dataset.name)
+    if header and 'units' in header:
+        return data.Units.read(header)
+    if model.config.normalize and not trained_on(model):
+        return data.Units.none(dataset.units.mean.shape[1], own=True)
+    return dataset.units
 
 
 def trained_on(model):
@@ -152,17 +177,36 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     trained = list(trained_on(model))
     if not dataset and len(trained) == 1:
         dataset = trained[0]
-    layout = data.FrameLayout(dataset, tuple(values.shape[2:-1]), evolving)
+    units = units_of_frames(model, values, evolving, dataset)
+    layout = data.FrameLayout(dataset, tuple(values.shape[2:-1]), evolving, units)
     predictor = Predictor(model.eval(), layout, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
         for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
-            part[:, step, ..., evolving] = u.to(part.device)
+            part[:, step, ..., evolving] = u.to(part)
     if one_dimensional:
         predictions = predictions[:, :, 0]
     if isinstance(frames, torch.Tensor):
         return predictions.to(frames.device)
     return (predictions.float() if predictions.dtype == torch.bfloat16 else predictions).numpy()    # which has no bf16
+
+
+def units_of_frames(model, values, evolving, dataset):
+    """The data.Units of frames (N, T, *space', C') by themselves, of which a network that knows the
+    `dataset` has better ones.
+
+    A channel that never varies in them has the mean deviation of those in the training.
+    """
+    variances, means = torch.var_mean(values.flatten(2, -2), 2, correction=0)                   # (N, T, C')
+    units = data.Units.of(means, variances, evolving)
+    trained = [data.Units.read(header).deviation for header in trained_on(model).values() if 'units' in header]
+    trained = [deviation for deviation in trained if deviation.shape == units.deviation.shape]
+    if trained:
+        at_rest = variances.flatten(0, 1).amax(0) == 0
+        units = units._replace(deviation=torch.where(at_rest, torch.stack(trained).mean(0), units.deviation))
+    if trained_on(model) and model.config.normalize and not dataset:
+        terminal.warn('rollout: without dataset=, the frames get mean 0 and deviation 1 by their own numbers')
+    return units
 
 
 def real_values(values, name):
@@ -212,53 +256,54 @@ def l2re(prediction, target):
     v = real_values(target, 'the target')
     if u.shape != v.shape:
         raise InputError(f'l2re: the prediction has the shape {tuple(u.shape)} and the target {tuple(v.shape)}')
-    return mean(l2re_of_samples(u, v))
+    floor = data.AT_REST * v.flatten(0, -2).std(0, correction=0).clamp_min(torch.finfo(v.dtype).tiny)
+    return mean(l2re_of_samples(u, v, floor).mean(-1))
 
 
-# Metrics of predictions u for truths v, (B, F, *space, C'') -> (B,). scale (C''): of data.relative_l2, for round-off.
+# Metrics of predictions u for truths v, (B, F, *space, C'') -> (B, C''). floor (C''): of data.size_of.
 
-def l2re_of_samples(u, v, scale=None):
-    """||u - v|| / ||v|| over all but the first and the last axis, and the mean over the last."""
-    return relative_l2(u, v, scale).mean(-1)
-
-
-def vrmse_of_samples(u, v, scale=None):
-    """The same over ||v - mean(v)||, so that a large mean flatters nobody: The Well's VRMSE."""
-    mean = v.flatten(1, -2).mean(1).view(len(v), *[1] * (v.ndim - 2), -1)
-    return l2re_of_samples(u - mean, v - mean, scale)
+def l2re_of_samples(u, v, floor):
+    """||u - v|| / ||v|| over all but the first and the last axis."""
+    return norm(u - v) / size_of(v, floor)
 
 
-def l2re_of_frames(u, v, scale=None):
+def vrmse_of_samples(u, v, floor):
+    """The same over ||v - mean(v)||, so that a large mean flatters nobody."""
+    return norm(u - v) / size_of(fluctuation(v), floor)
+
+
+def l2re_of_frames(u, v, floor):
     """`l2re_of_samples` of each frame, and its mean over the frames. PDEBench's nRMSE."""
-    return l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1), scale).view(u.shape[:2]).mean(1)
+    return l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1), floor).unflatten(0, u.shape[:2]).mean(1)
 
 
-def vrmse_of_frames(u, v, scale=None):
-    """`vrmse_of_samples` of each frame, and its mean over the frames."""
-    return vrmse_of_samples(u.flatten(0, 1), v.flatten(0, 1), scale).view(u.shape[:2]).mean(1)
+def vrmse_of_frames(u, v, floor):
+    """`vrmse_of_samples` of each frame, and its mean over the frames: The Well's VRMSE."""
+    return vrmse_of_samples(u.flatten(0, 1), v.flatten(0, 1), floor).unflatten(0, u.shape[:2]).mean(1)
 
 
-def relative_l1(u, v, scale=None):
+def relative_l1(u, v, floor):
     """||u - v||_1 / ||v||_1 of the last frame, over all points and channels."""
-    return safe_divide((u - v)[:, -1].abs().flatten(1).sum(1), v[:, -1].abs().flatten(1).sum(1))
+    size = v[:, -1].abs().flatten(1).sum(1, keepdim=True)
+    return (u - v)[:, -1].abs().flatten(1).sum(1, keepdim=True) / size.clamp_min(torch.finfo(v.dtype).tiny)
 
 
 class Metric(NamedTuple):
     """A column of the table."""
     kind: str                   # what it scores, see `score`: 'rollout' or 'one step'
     caption: str                # of its column
-    error: Callable             # a function of u, v and scale, as above
+    error: Callable             # a function of u, v and floor, as above
     steady: bool = False        # whether it is for steady problems
 
 
 METRICS = {                     # by their names in JSON
     'rollout': Metric('rollout', 'L2RE', l2re_of_samples),
-    'rollout_vrmse': Metric('rollout', 'VRMSE', vrmse_of_samples),
+    'rollout_vrmse': Metric('rollout', 'VRMSE', vrmse_of_frames),
     'step': Metric('one step', 'L2RE', l2re_of_frames),
     'step_vrmse': Metric('one step', 'VRMSE', vrmse_of_frames),
     'l1': Metric('one step', 'relative L1', relative_l1, steady=True),
 }
-RATIOS = {'rollout': 'rollout', 'one step': 'step'}         # kind: the metric of persistence over that of the model
+RATIOS = {'rollout': 'rollout_vrmse', 'one step': 'step_vrmse'}     # the metric of persistence over that of the model
 FORECASTS = ('model', 'persistence')            # both are scored in the same way
 
 
@@ -277,14 +322,16 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
 
     A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one
     step' predicts each frame from T true ones. Persistence is the newest true frame, repeated. The
-    result also says 'frames', t_test, and whether the dataset is 'steady'.
+    result also says 'frames', t_test, whether the dataset is 'steady', and of 'channels' the means
+    {channel: {forecast: {name: mean}}}.
     """
     T = model.config.frames
     F = dataset.t_test
     model.eval()
     predictor = Predictor(model, dataset, processes.device, dtype)
-    scale = predictor.scale_of_truth()
-    scores = {forecast: torch.zeros(len(METRICS), dataset.count, dtype=torch.float64) for forecast in FORECASTS}
+    floor = predictor.floor
+    shape = len(METRICS), dataset.count, len(dataset.evolving_names)
+    scores = {forecast: torch.zeros(shape, dtype=torch.float64) for forecast in FORECASTS}
     for batch in processes.batches(dataset.count, batch_size):
         frames = dataset.windows([(i, 0) for i in batch], T + F).to(processes.device)       # (B, T+F, *space', C')
         truth = predictor.truth(frames[:, T:])
@@ -300,10 +347,16 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
         }
         for forecast, values in scores.items():
             for row, metric in zip(values, METRICS.values()):
-                error = metric.error(predictions[forecast][metric.kind], truth, scale)
-                row[list(batch)] = error.cpu().double()
-    named = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
-    return {**named, 'frames': F, 'steady': dataset.steady}
+                error = metric.error(predictions[forecast][metric.kind], truth, floor)
+                row[list(batch)] = error.reshape(len(batch), -1).cpu().double()             # (B, C'')
+    scores = {forecast: dict(zip(METRICS, processes.sum(values))) for forecast, values in scores.items()}
+    channels = {}
+    for c, channel in enumerate(dataset.evolving_names):
+        channels[channel] = {forecast: {name: mean(values[:, c]) for name, values in of_forecast.items()}
+                             for forecast, of_forecast in scores.items()}
+    means = {forecast: {name: values.mean(1) for name, values in of_forecast.items()}
+             for forecast, of_forecast in scores.items()}
+    return {**means, 'frames': F, 'steady': dataset.steady, 'channels': channels}
 
 
 def mean(scores):
@@ -313,22 +366,27 @@ def mean(scores):
 
 
 def score_table(results):
-    """Lines of the table of {dataset: its `score`}: the METRICS, and the L2RE of persistence over
+    """Lines of the table of {dataset: its `score`}: the METRICS, and the VRMSE of persistence over
     that of the model.
 
-    The input of a steady dataset is another quantity than its solution, so that persistence means
-    nothing there.
+    A row names the channels that are behind persistence. The input of a steady dataset is another
+    quantity than its solution, so that persistence means nothing there.
     """
     rows = {}
     for dataset, scores in results.items():
         row = {'tests': len(scores['model']['rollout']), 'frames': scores['frames']}
         remarks = []
+        behind = []
         for kind, compared in RATIOS.items():
             for name, metric in METRICS.items():
                 if metric.kind == kind and not metric.steady:
                     row[f'{kind}\n{metric.caption}'] = mean(scores['model'][name])
             ratio = mean(scores['persistence'][compared]) / max(mean(scores['model'][compared]), 1e-12)
             row[f'{kind}\nratio'] = None if scores['steady'] else f'{ratio:.1f}x'
+            behind += [channel for channel, means in scores['channels'].items()
+                       if means['model'][compared] > means['persistence'][compared]]
+        if behind and not scores['steady']:
+            remarks.append(f'{" ".join(dict.fromkeys(behind))} behind persistence')
         for name, metric in METRICS.items():
             if metric.steady and scores['steady']:
                 remarks.append(f'median {metric.caption} {scores["model"][name].median().item():.4f}')
@@ -359,13 +417,12 @@ def validation_error(model, datasets, processes, dtype='fp32', samples=16):
     for dataset in datasets:
         places = validation_windows(dataset)
         predictor = Predictor(model, dataset, processes.device, dtype)
-        scale = predictor.scale_of_truth()
         errors = torch.zeros(len(places), dtype=torch.float64)
         for batch in processes.batches(len(places), samples):
             frames = dataset.windows([places[i] for i in batch], T + 1).to(processes.device)    # (B, T+1, *space', C')
             state = predictor.step(predictor.state(frames[:, :T]))
             truth = predictor.truth(frames[:, T])
-            error = l2re_of_samples(predictor.prediction(state), truth, scale)                 # (B,)
+            error = l2re_of_samples(predictor.prediction(state), truth, predictor.floor).mean(-1)               # (B,)
             errors[list(batch)] = error.cpu().double()
         means.append(mean(processes.sum(errors)))
     model.train()
@@ -387,7 +444,7 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32',
     T = model.config.frames
     model.eval()
     predictor = Predictor(model, dataset, processes.device, dtype)
-    scale = predictor.scale_of_truth()
+    floor = predictor.floor
     errors = {forecast: torch.zeros(steps, dataset.count, dtype=torch.float64) for forecast in FORECASTS}
     pictures = []
     for batch in processes.batches(dataset.count, batch_size):
@@ -397,8 +454,8 @@ def rollout_curve(model, dataset, processes, steps, batch_size=16, dtype='fp32',
         for t, u in zip(bar, predictor.along(first, steps)):
             frame = dataset.windows([(i, T + t) for i in batch], 1).to(processes.device)
             v = predictor.truth(frame[:, 0])
-            errors['model'][t, list(batch)] = l2re_of_samples(u, v, scale).cpu().double()
-            errors['persistence'][t, list(batch)] = l2re_of_samples(last, v, scale).cpu().double()
+            errors['model'][t, list(batch)] = l2re_of_samples(u, v, floor).mean(-1).cpu().double()
+            errors['persistence'][t, list(batch)] = l2re_of_samples(last, v, floor).mean(-1).cpu().double()
             if len(pictures) < steps:
                 pair = torch.stack([v[0, ..., channel], u[0, ..., channel]]).cpu()    # (2, *space')
                 pictures.append(pair if pair.ndim == 3 else pair[..., pair.shape[-1] // 2])
@@ -571,6 +628,16 @@ def open_dataset(trained, folder, name, split='test', rows=None):
     headers = trained_on(trained.model)
     if name in headers:
         headers = {name: headers[name]}
+    elif config.normalize and headers:
+        source = dataset.path.with_name('train.h5')
+        if source.exists():
+            training = data.Trajectories(folder, name, 'train', config.frames, config.channels, dims=config.dims)
+            dataset.units = training.units
+        else:
+            source = dataset.path
+        if os.environ.get('RANK', '0') == '0':
+            terminal.warn(f'{name} is not a dataset of the training; its fields become dimensionless by the mean and '
+                          f'deviation of {source}')
     orders = [header['channels'] for header in headers.values() if sorted(header['channels']) == sorted(names)]
     if orders and names not in orders:
         raise InputError(f'{dataset.path}: channels {" ".join(names)}; {trained.path} was trained on them in the order '

@@ -77,6 +77,8 @@ def adapted(config, dataset):
     fields = train.shape_of_data(config, [dataset])
     if dataset.name in configs.DATASETS:
         fields.pop('resolution', None)
+    else:
+        fields['normalize'] = True
     if len(dataset.space) != config.dims:
         fields['resolution'] = dataset.space
     return dataclasses.replace(config, **fields)
@@ -115,9 +117,10 @@ def main():
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
-        train.announce_shape(configs.ModelConfig(**pretrained['config']['model']), command.model, processes)
-        start = None if resumed or command.tune['from_scratch'] else pretrained
         splits = train.open_splits(command.run, command.model, rows)
+        before = configs.ModelConfig(**pretrained['config']['model'])
+        train.announce_shape(before, command.model, splits['train'], processes)
+        start = None if resumed or command.tune['from_scratch'] else pretrained
         training = train.new_or_continued(command, splits, processes, resumed, start)
         return train.run_to_the_end(training, processes) if training else 0
 

@@ -30,7 +30,6 @@ import configs
 import data
 import evaluate
 from configs import InputError, show
-from data import relative_l2, safe_divide
 from nets import experts
 from nets.build import OPTIMIZERS, build, compile_model, optimizer_of
 from runtime import distributed, files, memory, runs, terminal
@@ -94,39 +93,42 @@ def shape_of_data(config, datasets):
     """{field of a model config: value} of the channels, the frames and the grid of some
     data.Trajectories.
 
-    The channels are at least, and the frames at most those of `config`. The grid is left out if it
-    is not one, or if the patch does not divide it. Data in one dimension have a side of one point,
-    which becomes a patch of equal ones, and the other is rounded up to whole patches.
+    The channels are at least, and the frames at most those of `config`. Several grids leave out the
+    grid, and one is rounded up to whole patches, of equal values where data have one dimension.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
     grid, *others = {dataset.space for dataset in datasets}
-    if 1 in grid:
-        grid = tuple(math.ceil(size / config.patch) * config.patch for size in grid)
-    if not others and not any(size % config.patch for size in grid):
-        fields['resolution'] = grid
+    if not others:
+        fields['resolution'] = tuple(math.ceil(size / config.patch) * config.patch for size in grid)
     return fields
 
 
 def fitted(command, processes):
-    """A Command whose network takes the shape of one's own data, where no flag says otherwise."""
+    """A Command whose network takes one's own data in their shape, dimensionless, where no flag says otherwise."""
     run = command.run
     if {*run.datasets} & {*configs.DATASETS}:
         return command
     datasets = [data.Trajectories(run.data, name, 'train', 1, None) for name in run.datasets]
-    fields = {name: value for name, value in shape_of_data(command.model, datasets).items()
-              if name not in command.given}
+    fields = {**shape_of_data(command.model, datasets), 'normalize': True}
+    fields = {name: value for name, value in fields.items() if name not in command.given}
     model = dataclasses.replace(command.model, **fields)
-    announce_shape(command.model, model, processes)
+    announce_shape(command.model, model, datasets, processes)
     return command._replace(model=model)
 
 
-def announce_shape(before, now, processes):
-    """Print what of a model config has changed for the shape of the data, as flags, if anything has."""
+def announce_shape(before, now, datasets, processes):
+    """Print what of a model config has changed for the data, as flags, if anything has."""
     flags = [f'--{name} {show(getattr(now, name))}' for name in ('resolution', 'frames', 'channels')
              if getattr(now, name) != getattr(before, name)]
+    if now.normalize and not before.normalize:
+        flags.append('--normalize')
     if flags:
         processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
+    for grid in {dataset.space for dataset in datasets}:
+        if now.resolution != grid and any(size % now.patch for size in grid):
+            processes.print(f'fields of {show(grid)} are interpolated to {show(now.resolution)}, whole patches of '
+                            f'{now.patch} points')
 
 
 def open_splits(run, config, rows=None):
@@ -189,21 +191,17 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
         raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
                          '--batch_size instead of --accumulate')
     saved = resumed or pretrained or {}
-    units = configs.ModelConfig.units               # the raw units of other data may be of any size
-    if saved and (resumed or {dataset.name for dataset in datasets} <= {*saved['data']}):
-        units = saved['config']['model']['units']
-    command = command._replace(model=dataclasses.replace(command.model, units=units))
     headers = data.read_headers(command.run.data, command.run.datasets)
     for dataset in datasets:
         if resumed:
-            dataset.sizes = torch.tensor(resumed['data'][dataset.name]['train']['sizes'])
-        headers[dataset.name]['train']['sizes'] = dataset.sizes.tolist()
+            dataset.units = data.Units.read(resumed['data'][dataset.name]['train'])
+        headers[dataset.name]['train']['units'] = dataset.units.header()
     if resumed:
         runs.require_same_data(resumed['data'], headers, command.run.data)
     settings = runs.settings_of(command)
     sampling = sampling_weights(command.run.datasets, command.recipe)
     config = command.model
-    windows = data.Windows(datasets, config.frames, config.channels, sampling, command.recipe.seed)
+    windows = data.Windows(datasets, config, sampling, command.recipe.seed)
     command = complete(command, windows.draws, processes, resumed)
     settings['run']['save_every'] = command.run.save_every
     if resumed and resumed['scored'] == command.recipe.steps:
@@ -218,8 +216,6 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
         processes.print(start_from(model, pretrained))
     if not resumed and config.channel_maps not in own_maps:
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
-    if not resumed and config.normalize and datasets[0].steady:
-        model.units.solution = data.solution_units(datasets, config.channels).to(processes.device)
     if frozen:
         experts.freeze_routers(model)
     optimizer = optimizer_of(model, command.recipe, processes.device, command.run.dtype)
@@ -267,22 +263,24 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * phase)) / 2)
 
 
-def relative_loss(prediction, windows, scale):
-    """DPOT's loss of a prediction (b, *space, C) of windows (b, T+1, *space, C): (b, C)."""
-    return relative_l2(prediction, windows[:, -1], scale)
+def relative_loss(prediction, windows, size):
+    """DPOT's loss of a prediction (b, *space, C) of windows (b, T+1, *space, C): (b, C).
+
+    size: (b, C), the norm of the next frame, with --normalize of its fluctuation about the mean.
+    """
+    return data.norm(prediction - windows[:, -1]) / size
 
 
-def change_loss(prediction, windows, scale):
-    """`relative_loss` over the square root of ||u_T+1 - u_T|| / ||u_T+1||, clamped to [0.01, 1].
+def change_loss(prediction, windows, size):
+    """`relative_loss` over the square root of ||u_T+1 - u_T|| / size, clamped to [0.01, 1].
 
     So data that change slowly count as much as others. Not in the paper.
     """
-    target = windows[:, -1]
-    size = safe_divide(data.norm(target - windows[:, -2]), data.norm(target)).clamp(0.01, 1)
-    return relative_l2(prediction, target, scale) / size.sqrt()
+    change = relative_loss(windows[:, -2], windows, size).clamp(0.01, 1)
+    return relative_loss(prediction, windows, size) / change.sqrt()
 
 
-def squared_loss(prediction, windows, scale):
+def squared_loss(prediction, windows, size):
     """Eq. (14) for one frame, as a mean over the grid points."""
     return (prediction - windows[:, -1]).square().flatten(1, -2).mean(1)
 
@@ -290,16 +288,25 @@ def squared_loss(prediction, windows, scale):
 LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_loss}       # --loss
 
 
-def loss_of(prediction, batch, kind='relative'):
-    """The error of the next frame on evolving channels and native grid points, a mean over samples.
+def loss_of(prediction, batch, kind='relative', normalize=False):
+    """The error of the predicted next frame on evolving channels and native grid points, a mean
+    over the samples.
 
-    prediction: (B, *space, C) of the samples of a data.Batch, in its order. kind: one of LOSSES.
+    prediction: (B, *space, C) of the samples of a data.Batch, in its order.
+    kind: one of LOSSES.
+    normalize: whether an error counts relative to the fluctuation of the frame, and at most as many
+        times as that exceeds the floor: a channel at rest is then one of many, or it would decide.
     """
     sizes = [len(windows) for windows in batch.windows]
     errors = []
-    for part, windows, scale in zip(prediction.split(sizes), batch.windows, batch.scale.split(sizes)):
+    for part, windows, floor in zip(prediction.split(sizes), batch.windows, batch.floor.split(sizes)):
         native = data.resize(part[:, None], windows.shape[2:-1])[:, 0]
-        errors.append(LOSSES[kind](native, windows, scale))                             # (b, C)
+        target = windows[:, -1]
+        size = data.size_of(data.fluctuation(target) if normalize else target, floor)
+        error = LOSSES[kind](native, windows, size)                                     # (b, C)
+        if normalize and kind != 'squared':
+            error = error / (1 + error * data.size_of(torch.zeros_like(target), floor) / size)
+        errors.append(error)
     errors = torch.where(batch.evolving, torch.cat(errors), 0)                          # (B, C)
     return (errors.sum(1) / batch.evolving.sum(1)).mean()
 
@@ -361,8 +368,8 @@ def fit(training, network, batches, log, arrived, processes):
             network.require_backward_grad_sync = part == run.accumulate         # of DistributedDataParallel
             u = data.noisy_inputs(batch, command.model, recipe.noise)           # (B, T, *space, C)
             with autocast(run, u.device):
-                prediction = network(u, batch.scale)                            # (B, *space, C)
-            of_part = loss_of(prediction.float(), batch, recipe.loss) / run.accumulate
+                prediction = network(u, batch.condition)                        # (B, *space, C)
+            of_part = loss_of(prediction.float(), batch, recipe.loss, command.model.normalize) / run.accumulate
             (of_part + recipe.balance * experts.balance_loss(model, recipe.batch_size)).backward()
             loss += of_part.detach()
         norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)

@@ -1,7 +1,7 @@
 """Other networks, with the data, loop, metrics and tables of AOT-POT: `train.py --network UNet`.
 
 A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C),
-whatever the scale of AOTPOT.forward. These take their sizes from the fields that they share with
+whatever the condition of AOTPOT.forward. These take their sizes from the fields that they share with
 AOT-POT. To add one, write its class and a line of BASELINES.
 """
 import math
@@ -41,7 +41,7 @@ class UNet(nn.Module):
         self.pool = pool(2, ceil_mode=True)
         self.project = conv(widths[0], C, 1)
 
-    def forward(self, u, scale=None):
+    def forward(self, u, condition=None):
         x = self.down[0](u.movedim(-1, 2).flatten(1, 2))                # (B, D / 2^levels, *space)
         fine = []
         for level in self.down[1:]:
@@ -75,7 +75,7 @@ class FNO(nn.Module):
         state = super().state_dict(*args, **options)
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
-    def forward(self, u, scale=None):
+    def forward(self, u, condition=None):
         with no_autocast(u):
             x = at_least_fp32(u).movedim(-1, 2).flatten(1, 2)           # (B, T C, *space)
             return self.network(x).movedim(1, -1)                       # (B, *space, C)

@@ -94,7 +94,7 @@ def compile_model(model, run, samples, device):
     u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=device)
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16'):
-            prediction = compiled(u, u.new_zeros(samples, config.channels))
+            prediction = compiled(u, u.new_zeros(samples, 2, config.channels))
         prediction.float().square().mean().backward()
     except Exception as error:      # of whatever kind; what is the model's fault fails eagerly, too
         compiled = model

@@ -13,7 +13,7 @@ NAMES = {
     'patch_embed.proj.0': 'embed.conv', 'patch_embed.proj.2': 'embed.project',
     'pos_embed': 'embed.position',
     'time_agg_layer.w': 'aggregate.weight', 'time_agg_layer': 'aggregate',
-    'scale_feats_mu': 'units.shift', 'scale_feats_sigma': 'units.scale',
+    'scale_feats_mu': 'film.shift', 'scale_feats_sigma': 'film.scale',
     'out_layer.0': 'readout.conv', 'out_layer.2': 'readout.hidden',
     'out_layer.4': 'readout.project',
     'feature_extractor.conv.0': 'features',
@@ -64,15 +64,12 @@ def convert_dpot(state, args):
     else:
         mlp = {'mlp': len(weights['layers.0.mlp.0.weight'])}
     _, inputs, P = weights['embed.conv.weight'].shape[:3]
-    normalize = 'units.shift.weight' in weights
-    if normalize:                                       # predictions have the units of the input
-        weights['units.solution'] = torch.zeros(2, inputs - 3)
     layers = {name.split('.')[1] for name in weights if name.startswith('layers.')}
     config = ModelConfig(
         channels=inputs - 3, frames=T, patch=P, width=D, depth=len(layers), residual='plain', **mlp,
         resolution=tuple(P * n for n in weights['embed.position'].shape[1:]),
         heads=weights['layers.0.mixer.w1'].shape[1], modes=getattr(args, 'modes', 32),
-        out_width=len(weights['readout.hidden.weight']), normalize=normalize, units='raw')
+        out_width=len(weights['readout.hidden.weight']), normalize='film.shift.weight' in weights)
     with torch.device('meta'):
         model = build(config, 'paper')
     model.load_state_dict(weights, assign=True)     # raises RuntimeError if names or shapes differ

@@ -32,18 +32,18 @@ class Fast(AOTPOT):
     def __init__(self, config, experts=Experts):
         super().__init__(config, experts)
 
-    def predict(self, u, units=None):
+    def predict(self, u, condition):
         with no_autocast(u):                                            # bf16 would round the input
             x = embed(self.embed, self.aggregate, u)                    # Eqs. (4), (5)
-            if units is not None:
-                x = self.units(x, units)
+            if self.config.normalize:
+                x = self.film(x, condition)
         if self.config.residual == 'plain':
             for layer in self.layers:
                 x = x + layer.post2(mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x)))))
-            return self.readout(x)
+            return readout(self.readout, x)
         compiled = self.compiled or torch.compiler.is_compiling()
         x = sublayers(x, self.blocks(), torch.softmax(self.gate, 0), compiled)  # Eqs. (9) to (13)
-        return self.readout(x)
+        return readout(self.readout, x)
 
     def blocks(self):
         """The sub-layers with their blocks and norms, in the form that `sublayers` takes."""
@@ -277,6 +277,28 @@ class Combine(torch.autograd.Function):
             w_m = torch.stack([later[k][:, m] for k in sums], 1)
             g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
         return None, None, g_w, g_y.view(g.shape).to(g.dtype)
+
+
+# --------------------------------------------------------------------------------------- the readout
+
+def readout(module, x):
+    """Readout.forward: (B, *grid, D) -> (B, *space, C).
+
+    Where patches do not overlap, the transposed convolution is a matrix product, as are the two
+    linear layers of each point, and only their C channels are put in place. Time of a train step:
+    0.93 for tiny; in nano and mini patches overlap, and the convolution is faster.
+    """
+    conv = module.conv
+    if conv.kernel_size != conv.stride:
+        return module(x)
+    weight = conv.weight.movedim(1, -1).flatten(1)                      # (D, P*P*O)
+    bias = conv.bias.repeat(conv.weight[0, 0].numel())
+    z = F.gelu(F.linear(x, weight.T, bias)).unflatten(-1, (*conv.stride, -1))   # (B, h, w, P, P, O)
+    with no_autocast(z):                                                # as in aotpot.py
+        z = module.project(F.gelu(module.hidden(z.to(module.hidden.weight.dtype))))
+    for axis in range(1, x.ndim - 1):
+        z = z.movedim(x.ndim - 1, axis + 1).flatten(axis, axis + 1)
+    return z                                                            # (B, *space, C)
 
 
 # --------------------------------------------------------------------------------- beside aotpot.py

@@ -73,9 +73,14 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step, from the gradients of all parameters. closure: computes them, and the loss that is returned."""
-        with torch.enable_grad():
-            loss = closure() if closure else None
+        """One step, from the gradients of all parameters, after a call of `closure` if there is one.
+
+        Returns the result of the closure, or None.
+        """
+        result = None
+        if closure:
+            with torch.enable_grad():
+                result = closure()
         groups = self.param_groups
         try:
             self.param_groups = [group for group in groups if not group['form']]
@@ -85,7 +90,7 @@ class Muon(torch.optim.AdamW):
         for group in groups:
             if group['form']:
                 self.step_of(group)
-        return loss
+        return result
 
     def step_of(self, group):
         """The step of a group of matrices; those of one shape are one batch, for on a GPU each
@@ -118,9 +123,9 @@ class Muon(torch.optim.AdamW):
             else:
                 X = orthogonalize(G.bfloat16() if self.half else G).to(G.dtype)
             given = stacked([p.grad for p in members], form)
-            moves = torch.linalg.vector_norm(given, torch.inf, FORMS[form], keepdim=True).sign()
-            P = stacked(members, form) * (1 - lr * group['weight_decay'] * moves)
-            P.sub_(moves * X, alpha=lr * max(1, m / n) ** 0.5)
+            moves = given.abs().amax(FORMS[form], keepdim=True).sign()
             counts = [p.numel() // (m * n) // (2 if form == 'complex' else 1) for p in members]
-            new = [x.view(p.shape) for p, x in zip(members, P.split(counts, -3))]
-            torch._foreach_copy_(members, new)
+            changes = X.mul_(moves).split(counts, -3)
+            members = [p.view(x.shape) for p, x in zip(members, changes)]
+            torch._foreach_mul_(members, (1 - lr * group['weight_decay'] * moves).split(counts, -3))
+            torch._foreach_sub_(members, changes, alpha=lr * max(1, m / n) ** 0.5)

@@ -50,8 +50,6 @@ def load_file(path):
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
-        saved['config']['model'].pop('stream_start', None)      # of earlier versions, about new networks alone
-        saved['config']['model'].setdefault('units', 'raw')     # which earlier versions had
         ModelConfig(**saved['config']['model'])
         infinite = not_finite(saved['model'])
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -108,22 +106,17 @@ def start_from(model, source):
     became of them.
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a
-    whole if channels, patch or dimension differ (paper, parameter-informed setting). The units of
-    solutions are not taken over. A network that is told raw units, and now is not, begins as it is
-    for fields of mean 0 and deviation 1. Raises InputError for the weights of another kind of
-    network, or of one with other units.
+    whole if channels, patch or dimension differ (paper, parameter-informed setting). Raises
+    InputError for the weights of another kind of network, and for those of dimensionless fields in a
+    network of raw ones.
     """
     state = source['model']
-    if source['config']['model']['units'] == 'raw' and model.config.units != 'raw':
-        state = without_raw_units(state)
     network = source['config']['model'].get('network', 'aotpot')
     if network != model.config.network:
         raise InputError(f'{source["path"]}: the weights of --network {network} do not fit {model.config.network}')
-    normalize = source['config']['model'].get('normalize', False)
-    if normalize != model.config.normalize:
-        words = 'with --normalize; give --normalize' if normalize else 'without --normalize; give --no-normalize'
-        raise InputError(f'{source["path"]}: these weights were trained {words}')
-    tensors = {name: value for name, value in model.state_dict().items() if name != 'units.solution'}
+    if source['config']['model'].get('normalize', False) and not model.config.normalize:
+        raise InputError(f'{source["path"]}: these weights were trained with --normalize; give --normalize')
+    tensors = model.state_dict()
     resized = []
     fresh = []
     first = 'embed.conv.weight'
@@ -141,21 +134,10 @@ def start_from(model, source):
     loaded = len(tensors) - len(resized) - len(fresh)
     words = [f'{source["path"]}: {loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh']
     words += dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in fresh)
-    left_out = [name for name in state if name not in tensors and name != 'units.solution']
+    left_out = [name for name in state if name not in tensors]
     if left_out:
         words += ['and left out:', *dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in left_out)]
     return ' '.join(words)
-
-
-def without_raw_units(state):
-    """A state dict whose Units have the values for mean 0 and deviation 1, whatever they are told."""
-    state = dict(state)
-    for layer in ('units.scale', 'units.shift'):
-        if f'{layer}.weight' in state:
-            weight = state[f'{layer}.weight']                                   # (D, 2C), of means and deviations
-            state[f'{layer}.bias'] = state[f'{layer}.bias'] + weight[:, weight.shape[1] // 2:].sum(1)
-            state[f'{layer}.weight'] = torch.zeros_like(weight)
-    return state
 
 
 def maps_in(path, channels):

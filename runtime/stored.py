@@ -1,4 +1,4 @@
-"""What HDF5 files hold, as other programs write them: attributes of any kind, packed numbers, gaps, compression."""
+"""What HDF5 files hold, as other programs write them: attributes of any kind, parts that are absent, compression."""
 import math
 from contextlib import suppress
 
@@ -49,40 +49,18 @@ def storable(attributes):
     """Attributes of the layout as HDF5 holds them: texts, lists of texts, numbers; None is left out."""
     stored = {name: value for name, value in attributes.items() if value is not None}
     for name, value in stored.items():
-        if name in ('channels', 'static'):
+        if name in ('channels', 'static', 'variables'):
             stored[name] = names_of(value)
-        elif name in ('pde', 'source'):
+        elif name in ('pde', 'source', 'layout'):
             stored[name] = text_of(value)
         elif not math.isnan(number_of(value)):
             stored[name] = number_of(value)
     return stored
 
 
-GAPS = '_FillValue', 'missing_value'           # netCDF's attributes: the values that stand for none
-PACKING = 'scale_factor', 'add_offset'              # and how a number is made of a stored one
-
-
-class Packed:
-    """Stored numbers that are packed or may have gaps, by the conventions of netCDF: `[index]`
-    reads what they mean.
-
-    stored: an HDF5 dataset or an array. attributes: a dict. where: how an error names it.
-    """
-
-    def __init__(self, stored, attributes, where):
-        self.shape = stored.shape
-        self._stored = stored
-        self._attributes = attributes
-        self._where = where
-
-    def __getitem__(self, index):
-        values = self._stored[index]
-        for name in GAPS:
-            for gap in np.ravel(self._attributes.get(name, [])):
-                require(not (values == gap).any(), f'{self._where} has gaps, which hold its {name} {gap}; fill them, '
-                                                   f'or leave these trajectories out')
-        factor, offset = (number_of(self._attributes.get(name, default)) for name, default in zip(PACKING, (1, 0)))
-        return values if (factor, offset) == (1, 0) else values * factor + offset
+# netCDF's attributes that give stored numbers another meaning, and the value of each that does not
+NETCDF = dict(scale_factor=1.0, add_offset=0.0, _FillValue=math.nan, missing_value=math.nan, valid_min=None,
+              valid_max=None, valid_range=None, _Unsigned=None)
 
 
 def require_filters(stored):
@@ -99,11 +77,10 @@ def require_filters(stored):
 
 
 def whole(file, key):
-    """The HDF5 dataset `key` of an open file, or a `Packed` one. `[index]` reads numbers as they
-    are meant.
+    """The HDF5 dataset `key` of an open file.
 
-    Raises InputError where HDF5 would read bytes that are absent as 0, and for a filter that is not
-    installed.
+    Raises InputError where HDF5 would read bytes that are absent as 0 and where netCDF's rules
+    apply, and for a filter that is not installed.
     """
     stored = file[key]
     path = stored.file.filename
@@ -117,6 +94,10 @@ def whole(file, key):
         expected = stored.size * stored.id.get_type().get_size()                        # bytes
         present = stored.id.get_storage_size()
     require(present >= expected, f'{path}: a part of {stored.name} was never written; write or download it again')
-    attributes = attributes_of(stored)
-    packed = attributes.keys() & {*GAPS, *PACKING}
-    return Packed(stored, attributes, f'{path}: {stored.name}') if packed else stored
+    for name in filter(stored.attrs.__contains__, NETCDF):
+        value = stored.attrs[name]
+        same = str(number_of(value)) == str(NETCDF[name])                   # since nan is not nan
+        require(same and np.size(value) == 1,
+                f"{path}: {stored.name} has netCDF's attribute {name}, so its numbers are packed or have gaps; name it "
+                f'FILE.nc, and sources.prepare --source FILE.nc --layout ... reads what they mean')
+    return stored

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ import numpy as np
 from configs import DATASETS, InputError
 from runtime.files import naming
 from runtime.stored import whole
-from sources.own import scipy_io
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 
@@ -29,6 +29,21 @@ class Source(NamedTuple):
     items: object               # [(file, index)] of all trajectories in order; {test: .., train: ..} if it is split
     read: object                # (file, n, t) -> array (n, t, *space, C)
     attributes: dict = {}       # those of `data` that differ from configs.py
+
+
+def library(path, name, package):
+    """The module `name` of a package that reads a file of this kind, and that not everybody needs."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InputError(f'--source {path}: {package} reads files of this kind; run: pip install {package}') from None
+
+
+def even(points):
+    """Whether numbers rise or fall by equal steps, but for their rounding."""
+    steps = np.diff(np.float64(points))
+    rounding = 4 * np.finfo(np.result_type(points, np.float16)).eps * np.abs(points).max()
+    return np.ptp(steps) <= 1e-3 * abs(steps.mean()) + rounding if len(steps) else True
 
 
 @contextmanager
@@ -82,7 +97,7 @@ def fno(name, path):
     is_v5 = path.is_file() and not h5py.is_hdf5(path)
     if is_v5:
         with naming(f'--source {path}', DAMAGED):
-            u = scipy_io(path).loadmat(path, variable_names=['u'])['u'].T
+            u = library(path, 'scipy.io', 'scipy').loadmat(path, variable_names=['u'])['u'].T
     T, Y, X, N = u.shape if is_v5 else shape_of(path, 'u')
 
     def read(path, n, t):

@@ -11,7 +11,7 @@ import numpy as np
 
 from data import SPLITS
 from runtime.stored import names_of, whole
-from sources.formats import Source, open_hdf5, refuse
+from sources.formats import Source, even, open_hdf5, refuse
 
 
 def varying(item):
@@ -40,7 +40,7 @@ def fields_of(file, axes):
     return sorted(fields, key=lambda field: field[2])
 
 
-def read_contents(path):
+def read_contents(path, uneven):
     """(dataset_name, grid, fields), which all files share, then T and dt (N,)."""
     with open_hdf5(path) as file:
         kind, name = (names_of(file.attrs[key])[0] for key in ('grid_type', 'dataset_name'))
@@ -49,22 +49,26 @@ def read_contents(path):
         if kind.lower() != 'cartesian' or len(axes) not in (2, 3):
             refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {axes}', 'it cannot be converted')
         T, *grid = (dimensions[axis].shape[-1] for axis in ('time', *axes))
-        time = np.atleast_2d(np.float64(dimensions['time']))                      # (1, T) or (N, T)
+        time = np.atleast_2d(dimensions['time'])                                  # (1, T) or (N, T)
+        for points in [] if uneven else [*time, *(np.ravel(dimensions[axis]) for axis in axes)]:
+            if not even(points):
+                refuse(path, 'even times and grid points', f'{points[:5]} ...', '--uneven takes them as even')
         dt = np.broadcast_to((time[:, -1] - time[:, 0]) / (T - 1), file.attrs['n_trajectories'])
         return (name, tuple(grid), fields_of(file, axes)), T, dt
 
 
-def the_well(source):
+def the_well(source, uneven=False):
     """A dataset of The Well, with its own splits and axes, cut to the shortest trajectory.
 
-    Its scalars are left out. `dt` is the mean time between two frames, or 1 if trajectories differ in it.
+    Its scalars are left out. `dt` is the mean time between two frames. Uneven times or grid points,
+    and a dt that differs, are refused, or taken as even; dt is 1 then.
     """
     base = source / 'data' if (source / 'data').is_dir() else source
     files = {split: sorted((base / split).glob('[!.]*.h*5')) for split in SPLITS}
     if not (files['train'] and files['test']):
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
                [split for split in files if files[split]], 'name it')
-    contents_of = {path: read_contents(path) for paths in files.values() for path in paths}
+    contents_of = {path: read_contents(path, uneven) for paths in files.values() for path in paths}
     layouts, lengths, dts = zip(*contents_of.values())
     for path, layout in zip(contents_of, layouts):
         if layout != layouts[0]:
@@ -76,7 +80,9 @@ def the_well(source):
     dt = np.concatenate(dts)
     if T < max(lengths):
         print(f'{source}: trajectories of {T} to {max(lengths)} frames, of which the first {T} are taken')
-    even = dt.max() / dt.min() < 1 + 1e-3
+    same = dt.max() / dt.min() < 1 + 1e-3
+    if not (same or uneven):
+        refuse(source, 'one time between frames', f'{dt.min():g} to {dt.max():g}', '--uneven takes them as one')
 
     def read(path, n, t):
         sizes = n.stop - n.start, t.stop - t.start, *grid
@@ -85,6 +91,6 @@ def the_well(source):
         return np.concatenate([np.broadcast_to(part, (*sizes, part.shape[-1])) for part in parts], -1)
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items() if paths}
-    attributes = dict(channels=channels, static=static, dt=float(np.median(dt)) if even else 1.0,
+    attributes = dict(channels=channels, static=static, dt=float(np.median(dt)) if same else 1.0,
                       pde=f'The Well, {title}')
     return Source((T, *grid, len(channels)), items, read, attributes)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import aotpot
 import configs
-import evaluate
 import nets.build
 from helpers import build, field, fresh, mappings_of, same
 
@@ -142,38 +141,27 @@ RESIDUALS = {'aot': dict(alpha=0.5), 'plain': dict(residual='plain')}
 
 
 @pytest.mark.parametrize('residual', ['aot', 'plain'])
-def test_with_normalize_a_field_in_other_units_gives_the_same_frame_in_those_units(residual):
+def test_the_tokens_are_told_the_condition_of_each_sample_and_begin_blind_to_it(residual):
     model = build('paper', normalize=True, **RESIDUALS[residual])
-    for linear in (model.units.scale, model.units.shift):
-        torch.nn.init.zeros_(linear.weight), torch.nn.init.ones_(linear.bias)           # blind to the units
-    u, scale, offset = field(model), torch.tensor([40.0, 0.5]), torch.tensor([-7.0, 300.0])
-    torch.testing.assert_close(model(u * scale + offset), model(u) * scale + offset, rtol=1e-4, atol=1e-4)
-    for scale in (1e-30, 1e-9, 1e20, 1e30):
-        frame = model.float()(scale * u.float()) / scale
-        torch.testing.assert_close(frame, model(u.float()), rtol=1e-4, atol=1e-4)
-    for value in (2.5, 100.3, 0):                                                       # a channel that is constant
-        u[..., 1] = value
-        assert (model(u.float())[..., 1] - value).abs().max() <= 1e-4 * value
-        assert aotpot.standardize(u.float())[0][..., 1].abs().max() < 0.2
-        v = u.float().requires_grad_()
-        model(v).sum().backward()                       # the square root has no derivative at a deviation of 0
-        assert v.grad.isfinite().all()
-    model, scale = model.double(), torch.tensor([40.0, 0.5])
-    torch.nn.init.normal_(model.units.shift.weight)
-    assert (model(u * scale + offset) - model(u) * scale - offset).abs().max() > 0.1    # the tokens know them
-
-
-def test_the_prediction_of_a_steady_problem_has_the_units_of_its_solutions_and_a_checkpoint_keeps_them(tmp_path):
-    model = build(normalize=True, frames=1, dtype=torch.float32)
     u = field(model)
-    v, mean, deviation = aotpot.standardize(u)
-    units = model.units.describe(mean, deviation)
-    torch.testing.assert_close(model(u), model.predict(v, units) * deviation + mean)
-    model.units.solution = torch.tensor([[3., -1.], [40., 0.01]])
-    expected = model.predict(v, units) * torch.tensor([40., 0.01]) + torch.tensor([3., -1.])
-    torch.testing.assert_close(model(u), expected)
-    torch.save({'model': model.state_dict(), 'step': 0, 'config': {'model': vars(model.config)}}, tmp_path / 'a.pt')
-    torch.testing.assert_close(evaluate.load(tmp_path / 'a.pt')(u), expected, rtol=1e-4, atol=1e-4)
+    condition = torch.rand(2, 2, 2).double()
+    nothing = torch.tensor([[0., 0], [1, 1]]).double().expand(2, 2, 2)
+    x = torch.randn(2, 4, 4, 16).double()
+    film = model.film
+    for layer in film.scale, film.shift:
+        torch.nn.init.normal_(layer.weight)
+    by_hand = [x[b] * (film.scale.weight @ c.flatten() + film.scale.bias) + film.shift.weight @ c.flatten()
+               + film.shift.bias for b, c in enumerate(condition)]
+    torch.testing.assert_close(film(x, condition), torch.stack(by_hand))
+    assert torch.equal(model(u), model(u, nothing)) and not torch.equal(model(u), model(u, condition))
+    begun = fresh(normalize=True, **RESIDUALS[residual])
+    assert torch.equal(begun(u, condition), begun(u)), 'it begins as the identity'
+
+
+def test_a_network_of_the_change_adds_the_last_frame():
+    model = build('paper', change=True)
+    u = field(model)
+    torch.testing.assert_close(model(u), model.predict(u, None) + u[:, -1])
 
 
 def test_a_token_of_the_embedding_by_hand():

@@ -120,15 +120,37 @@ def test_every_kind_of_storage_and_link_is_read_by_value(tmp_path, kind):
     assert np.array_equal(item.windows(places, 5), [expected[i, t:t + 5] for i, t in places])
 
 
-def test_the_units_of_solutions_are_a_mean_over_the_steady_datasets(tmp_path):
-    """One has solutions 3 and 5 (mean 4, deviation sqrt 2) and a constant channel, the other -1/4 and 1/4."""
-    frames = np.zeros((2, 2, 1, 1, 2))
-    frames[:, 1, 0, 0] = [3, 7], [5, 7]
-    write_coded(tmp_path, 'a', values=frames)
-    write_coded(tmp_path, 'b', values=(frames[..., :1] - 4) / 4)
-    sets = [data.Trajectories(tmp_path, name, 'train', 1, 3) for name in 'ab']
-    torch.testing.assert_close(data.solution_units(sets[:1], 3), torch.tensor([[4, 7, 0], [2 ** 0.5, 1, 1]]))
-    torch.testing.assert_close(data.solution_units(sets, 3), torch.tensor([[2, 3.5, 0], [0.625 * 2 ** 0.5, 1, 1]]))
+def test_the_units_of_a_dataset_are_its_mean_and_the_deviation_within_its_windows(tmp_path):
+    u = np.random.default_rng(0).standard_normal((40, 6, 8, 8, 4)) * [0.1, 2, 0, 0] + [101325, -1, 7, 0]
+    u[..., 3] = np.arange(40).reshape(40, 1, 1, 1)                      # a number of each run
+    write_coded(tmp_path, 'own', values=u)
+    units = data.Trajectories(tmp_path, 'own', 'train', 5, 4).units
+    assert torch.equal(units.mean[0], units.mean[1]) and torch.equal(units.deviation[0], units.deviation[1])
+    torch.testing.assert_close(units.mean[0], torch.tensor([101325, -1, 7, 19.5]), rtol=0.03, atol=0)
+    expected = [0.1, 2, 1, np.arange(40).std()]                         # a channel that never varies has 1
+    torch.testing.assert_close(units.deviation[0], torch.tensor(expected).float(), rtol=0.03, atol=0)
+
+
+def test_the_input_and_the_solution_of_a_steady_problem_have_units_of_their_own(tmp_path):
+    u = np.random.default_rng(0).standard_normal((40, 2, 8, 8, 1))
+    u[:, 0] = 300 + 5 * u[:, 0]
+    write_coded(tmp_path, 'own', values=u)
+    units = data.Trajectories(tmp_path, 'own', 'train', 1, 4).units
+    torch.testing.assert_close(units.mean[:, 0], torch.tensor([300., 0]), rtol=0, atol=0.3)
+    torch.testing.assert_close(units.deviation[:, 0], torch.tensor([5., 1]), rtol=0.03, atol=0)
+    assert not units.own.any()
+
+
+@pytest.mark.parametrize('differ, own', [('size', 1), ('mean', 1), ('a little', 0), ('one of three', 0), ('rest', 0)])
+def test_windows_that_differ_by_more_than_they_vary_get_units_of_their_own(tmp_path, differ, own):
+    random = np.random.default_rng(0)
+    u = random.standard_normal((60, 6, 8, 8, 3))
+    factor = np.exp(random.standard_normal((60, 1, 1, 1, 1)))
+    u = {'size': u * factor ** 2, 'mean': u + 5 * factor, 'a little': u * factor ** 0.3,
+         'one of three': u * np.concatenate([factor ** 2, factor ** 0, factor ** 0], -1),
+         'rest': u * np.stack([np.ones(6), np.ones(6), np.arange(6) > 2], -1)[:, None, None]}[differ]
+    write_coded(tmp_path, 'own', values=u)
+    assert data.Trajectories(tmp_path, 'own', 'train', 5, 4).units.own.tolist() == 3 * [own]
 
 
 @pytest.mark.parametrize('kind, words', [
@@ -246,6 +268,12 @@ def test_find_names_the_flag_the_nearest_dataset_and_how_to_make_a_built_in_one(
 WEIGHTS = 1, 3, 1
 
 
+def windows_of(datasets, C, weights, seed=0, normalize=False):
+    """The data.Windows of a network of four frames and C channels."""
+    config = configs.model('tiny', frames=4, channels=C, normalize=normalize)
+    return data.Windows(datasets, config, weights, seed)
+
+
 @pytest.fixture
 def mixture(tmp_path):
     """Three datasets of 5, 2 and 9 trajectories."""
@@ -255,7 +283,7 @@ def mixture(tmp_path):
 
 
 def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
-    windows = data.Windows(mixture, 4, 2, WEIGHTS, seed=0)
+    windows = windows_of(mixture, 2, WEIGHTS, seed=0)
     assert windows.draws == 16 and np.allclose(windows.share, [0.2, 0.6, 0.2])
     draws = [windows.draw(number) for number in range(6000)]
     counts = np.bincount([k for k, *_ in draws], minlength=3)
@@ -271,11 +299,11 @@ def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
-    windows = data.Windows(mixture, 4, 2, WEIGHTS, seed=0)
+    windows = windows_of(mixture, 2, WEIGHTS, seed=0)
     numbers = [37, 3, 37, 11]
-    assert [windows.draw(n) for n in numbers] == [data.Windows(mixture, 4, 2, WEIGHTS, seed=0).draw(n) for n in numbers]
+    assert [windows.draw(n) for n in numbers] == [windows_of(mixture, 2, WEIGHTS, seed=0).draw(n) for n in numbers]
     assert [windows.draw(n) for n in range(16)] != [windows.draw(16 + n) for n in range(16)], 'epochs repeat'
-    other = data.Windows(mixture, 4, 2, WEIGHTS, seed=1)
+    other = windows_of(mixture, 2, WEIGHTS, seed=1)
     assert [windows.draw(n) for n in range(16)] != [other.draw(n) for n in range(16)]
     batch = windows[[37]]
     _, trajectory, start, seed = windows.draw(37)
@@ -285,7 +313,8 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
 
 def equal(one, other):
     """Whether two batches are equal bit for bit."""
-    return same([one.windows, one.scale, one.evolving], [other.windows, other.scale, other.evolving]) and (
+    fields = 'windows', 'units', 'floor', 'evolving'
+    return all(same(getattr(one, field), getattr(other, field)) for field in fields) and (
         [*map(list, one.noise)] == [*map(list, other.noise)])
 
 
@@ -297,7 +326,7 @@ def test_threads_read_what_one_thread_reads_in_order_and_draw_no_random_number(m
         del file['data']
         file.create_dataset('data', data=values, chunks=(1, *values.shape[1:]))
     mixture.append(data.Trajectories(tmp_path, 'z', 'train', 4, 4))
-    windows = data.Windows(mixture, 4, 3, WEIGHTS, seed=0)
+    windows = windows_of(mixture, 3, WEIGHTS, seed=0)
     numbers = [*data.numbers_of_rank(range(3, 40), 6)]
     state = torch.get_rng_state()
     read = [*data.batches(windows, iter(numbers), torch.device('cpu'), readers)]
@@ -310,8 +339,8 @@ def test_threads_read_what_one_thread_reads_in_order_and_draw_no_random_number(m
 def test_a_thread_reports_data_that_are_damaged_in_one_line(mixture, readers, tmp_path):
     write_coded(tmp_path, 'a', values=np.full((5, 8, 4, 6, 2), np.nan))
     item = data.Trajectories(tmp_path, 'a', 'train', 4, 4)
-    item.sizes = torch.ones(2, 2)
-    windows = data.Windows([item], 4, 2, [1], seed=0)
+    item.units = data.Units.none(2)
+    windows = windows_of([item], 2, [1], seed=0)
     line = r'^[^\n]*a/train.h5: trajectory \d, frame \d, channel 0, [^\n]*: nan is not finite[^\n]*$'
     with pytest.raises(InputError, match=line):
         next(data.batches(windows, [[0]], torch.device('cpu'), readers))
@@ -334,30 +363,78 @@ def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_
     values[..., 1] = values[:, :1, ..., 1]
     write_coded(tmp_path, 'other', values=values, channels=('u', 'mask'), static=('mask',))
     sets = [*mixture, data.Trajectories(tmp_path, 'other', 'train', 4, 4)]
-    windows = data.Windows(sets, 4, 3, [1, 3, 1, 2], seed=0)
+    windows = windows_of(sets, 3, [1, 3, 1, 2], seed=0)
     batch = windows[range(20)].to('cpu')
     assert [part.shape[2:] for part in batch.windows] == [(2, 6, 3), (4, 6, 3)]
     rows = [window for part in batch.windows for window in part]
     ks = []
-    for window, scale, evolving, (seed, channels) in zip(rows, batch.scale, batch.evolving, batch.noise, strict=True):
+    for window, floor, evolving, (seed, channels) in zip(rows, batch.floor, batch.evolving, batch.noise, strict=True):
         [(k, trajectory, first)] = [draw[:3] for draw in map(windows.draw, range(20)) if draw[3] == seed]
         ks.append(k)
         assert np.array_equal(window[..., :2], read(sets[k], trajectory, first, first + 5))
         assert (window[..., 2] == 1).all()
-        assert torch.equal(scale[:2], sets[k].sizes[1]) and scale[2] == 0 and channels == sets[k].evolving
+        assert torch.equal(floor[:2], 1e-3 * sets[k].units.deviation[1]) and channels == sets[k].evolving
         assert evolving.tolist() == [True, k < 3, False]
     assert len(ks) == 20 and ks == sorted(ks, key=lambda k: (sets[k].space, k))
 
 
-def test_to_model_pads_with_one_and_interpolates_a_linear_field_exactly():
+@pytest.mark.parametrize('own', [0.0, 1.0])
+def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture, own):
+    for k, item in enumerate(mixture):
+        item.units = data.Units(torch.full((2, 2), 7.0 * k), torch.tensor([[2.0, 4.0]] * 2), torch.full((2,), own))
+    windows = windows_of(mixture, 3, WEIGHTS, normalize=True)
+    batch = windows[range(20)].to('cpu')
+    ks = sorted(draw[0] for draw in map(windows.draw, range(20)))
+    [given] = batch.windows
+    stored = torch.cat(windows[range(20)].windows)
+    for u, k, condition, floor, raw in zip(given, ks, batch.condition, batch.floor, stored):
+        expected = (raw - 7 * k) / torch.tensor([2.0, 4.0])
+        mean, deviation = torch.zeros(2), torch.ones(2)
+        if own:
+            mean = expected[:4].mean((0, 1, 2))
+            deviation = expected[:4].std((0, 1, 2)).clamp_min(1e-3)
+        torch.testing.assert_close(u[..., :2], (expected - mean) / deviation, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(condition[:, :2], torch.stack([mean, deviation]))
+        torch.testing.assert_close(floor[:2], 1e-3 / deviation)
+        assert not u[..., 2].any() and condition[:, 2].tolist() == [0, 1], 'a channel that the dataset lacks'
+
+
+def test_resize_interpolates_a_linear_field_exactly():
     x = torch.arange(8.) + 0.5                                          # cell centres
     u = (2 * x[:, None] - 3 * x[None])[None, None, :, :, None].repeat(2, 3, 1, 1, 2)
-    out = data.to_model(u, (16, 16), 4)
-    assert out.shape == (2, 3, 16, 16, 4) and (out[..., 2:] == 1).all()
+    out = data.resize(u, (16, 16))
     fine = (torch.arange(16.) + 0.5) / 2
     expected = 2 * fine[:, None] - 3 * fine[None]
     torch.testing.assert_close(out[1, 2, 1:-1, 1:-1, 1], expected[1:-1, 1:-1])      # the rim is extrapolated flat
-    assert torch.equal(data.to_model(u, (8, 8), 2), u)
+    assert torch.equal(data.resize(u, (8, 8)), u)
+
+
+@pytest.mark.parametrize('u, said', [
+    (101325 + 0.02 * np.random.default_rng(0).standard_normal((3, 8, 4, 6, 1)), 'float32 loses 11.[0-9]%; subtract'),
+    (1e-50 * np.random.default_rng(0).standard_normal((3, 8, 4, 6, 1)), None),
+    (101325 + 1e-4 * np.random.default_rng(0).standard_normal((3, 8, 4, 6, 1)), None),
+    (2 ** 25 + np.random.default_rng(0).integers(0, 9, (3, 8, 4, 6, 1)), 'float32 loses .*; subtract the mean before'),
+    (101325 + 9 * np.random.default_rng(0).standard_normal((3, 8, 4, 6, 1)), ''),
+    (np.full((3, 8, 4, 6, 1), 0.1), ''), (np.ones((3, 8, 4, 6, 1), bool), '')])
+def test_what_float32_takes_from_a_channel_is_said_and_all_of_it_is_refused(tmp_path, capsys, u, said):
+    if said is None:
+        with pytest.raises(InputError, match='own/test.h5: channel p: .*, of which float32 keeps nothing; '):
+            data.write(tmp_path / 'own', u, u, channels=['p'])
+        assert not [*tmp_path.glob('own/*.h5')]
+        return
+    data.write(tmp_path / 'own', u, u, channels=['p'])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * bool(said) and all(re.search(said, line) for line in lines), lines
+
+
+def test_what_float32_takes_is_counted_channel_by_channel_however_a_caller_writes(tmp_path, capsys):
+    u = np.random.default_rng(0).standard_normal((3, 8, 4, 6, 2)) * [0.02, 1] + [101325, 0]
+    all_of = slice(None)
+    for index in (all_of,), (all_of, slice(2), Ellipsis), (Ellipsis, 0), (Ellipsis, slice(1)), (1, 2, 3, 4, 0):
+        with data.writer(tmp_path / 'own/train.h5', u.shape, channels=['p', 'v']) as file:
+            file['data'][index] = u[index]
+        said = capsys.readouterr().out
+        assert ('channel p' in said) == (len(index) < 5) and 'channel v' not in said, index
 
 
 def test_to_native_averages_two_by_two_cells_and_drops_static_channels(tmp_path):
@@ -385,20 +462,28 @@ def test_attributes_as_other_programs_write_them_are_read_or_are_none(tmp_path):
         assert said['channels'] == (['é', 'v'] if name == 'latin' else ['0', '1'])
 
 
-def test_packed_numbers_are_read_as_they_are_meant_and_gaps_are_refused(tmp_path):
-    values = coded(3, 8, 4, 6, 2)
-    for name, stored, attributes in (('packed', np.round(values * 10), dict(scale_factor=0.1, add_offset=3.0)),
-                                     ('filled', values, dict(_FillValue=np.float32(values[0, 2, 0, 0, 0])))):
-        (tmp_path / name).mkdir()
-        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
-            file['data'] = stored.astype('i4' if name == 'packed' else 'f4')
-            file['data'].attrs.update(attributes)
-    item = data.Trajectories(tmp_path, 'packed', 'train', 4, 4)
-    np.testing.assert_allclose(read(item, 2, 3, 8), values[2, 3:8] + 3, rtol=1e-6)
-    item = data.Trajectories(tmp_path, 'filled', 'train', 4, 4)
-    assert read(item, 1, 0, 8).any()
-    with pytest.raises(InputError, match='/data has gaps, which hold its _FillValue 200.0'):
-        read(item, 0, 0, 8)
+@pytest.mark.parametrize('attributes', [dict(scale_factor=0.1), dict(_FillValue=200.0), dict(_Unsigned='true')])
+def test_numbers_by_the_rules_of_netcdf_are_refused(tmp_path, attributes):
+    values = write_coded(tmp_path, 'own')
+    with h5py.File(tmp_path / 'own/train.h5', 'r+') as file:
+        file['data'].attrs.update(dict(add_offset=0.0, missing_value=np.nan))           # which change nothing
+    np.testing.assert_array_equal(read(data.Trajectories(tmp_path, 'own', 'train', 4, 4), 1, 0, 8), values[1])
+    with h5py.File(tmp_path / 'own/train.h5', 'r+') as file:
+        file['data'].attrs.update(attributes)
+    with pytest.raises(InputError, match=f"/data has netCDF's attribute {[*attributes][0]}, so its numbers are packed"):
+        data.Trajectories(tmp_path, 'own', 'train', 4, 4)
+
+
+@pytest.mark.parametrize('axes', ['NTHW', 'NTCHW', 'NT1HC'])
+def test_a_last_axis_that_is_not_that_of_channels_is_refused_unless_all_are_named(tmp_path, axes):
+    shape = dict(NTHW=(4, 3, 9, 10), NTCHW=(4, 3, 2, 9, 10), NT1HC=(4, 3, 1, 40, 17))[axes]
+    u = np.random.default_rng(0).normal(size=shape)
+    with pytest.raises(InputError, match=r'channels come last: np.moveaxis\(u, 2, -1\); one channel is u\[..., None\]'):
+        data.write(tmp_path / 'own', u, u)
+    names = [f'c{i}' for i in range(shape[-1])]
+    data.write(tmp_path / 'own', u, u, channels=names, layout='NTXC', variables=['u'])
+    said = data.read_headers(tmp_path, ['own'])['own']['train']
+    assert said['channels'] == names and said['layout'] == 'NTXC' and said['variables'] == ['u']
 
 
 def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):

@@ -44,7 +44,7 @@ def slow_score(model, test):
         scores.append({
             'rollout': relative(rollout, targets), 'rollout_persistence': relative(last, targets),
             'step': along(relative, steps), 'step_persistence': along(relative, before),
-            'rollout_vrmse': centred(rollout, targets), 'rollout_vrmse_persistence': centred(last, targets),
+            'rollout_vrmse': along(centred, rollout), 'rollout_vrmse_persistence': along(centred, last),
             'step_vrmse': along(centred, steps), 'step_vrmse_persistence': along(centred, before),
             'curve': along(relative, rollout), 'curve_persistence': along(relative, last),
             'l1': l1(steps[-1], targets[-1]), 'l1_persistence': l1(before[-1], targets[-1])})
@@ -85,8 +85,10 @@ def test_the_l2re_of_arrays_is_that_of_each_trajectory_and_channel_and_then_the_
     assert evaluate.l2re(prediction, target) == pytest.approx((0.5 + 0.1 + 1 + 0) / 4)
     tensors = (torch.from_numpy(u).float() for u in (prediction, target))
     assert evaluate.l2re(*tensors) == pytest.approx(0.4), 'not 0.071, the ratio of the norms of all values'
-    target[0, ..., 0] = 0
-    assert evaluate.l2re(target, target) == 0 and evaluate.l2re(prediction, target) == pytest.approx((1 + 0.1 + 1) / 4)
+    target[0, ..., 0] = 0                       # the deviation of the channel over all is 1/2, the norm of 1/2 here 1
+    assert evaluate.l2re(target, target) == 0
+    expected = (7 ** 0.5 / 1e-3 + 0.1 + 1 + 0) / 4                      # an error of (2, 1, 1, 1)
+    assert evaluate.l2re(prediction, target) == pytest.approx(expected)
     prediction[0, 0, 0, 0, 0] = np.nan
     assert evaluate.l2re(prediction, target) == math.inf
     with pytest.raises(configs.InputError, match='the prediction has the shape'):
@@ -151,11 +153,15 @@ def test_the_table_has_the_numbers_of_the_report(checkpoint, folder, call):
     expected = []
     for dataset, scores in report['datasets'].items():
         row = [dataset, str(len(scores['model']['l1']['samples'])), '4']
+        behind = []
         for name in 'rollout', 'step':
-            model, persistence = (scores[forecast][name]['mean'] for forecast in ('model', 'persistence'))
-            vrmse = scores['model'][f'{name}_vrmse']['mean']
-            row += [f'{model:.4f}', f'{vrmse:.4f}', f'{persistence / model:.1f}x']
-        expected.append(row)
+            vrmse, persistence = (scores[forecast][f'{name}_vrmse']['mean'] for forecast in ('model', 'persistence'))
+            row += [f'{scores["model"][name]["mean"]:.4f}', f'{vrmse:.4f}', f'{persistence / vrmse:.1f}x']
+            channels = {channel: [means[forecast][f'{name}_vrmse'] for forecast in ('model', 'persistence')]
+                        for channel, means in scores['channels'].items()}
+            np.testing.assert_allclose(np.mean([*channels.values()], 0), [vrmse, persistence], rtol=1e-6)
+            behind += [channel for channel, (ours, theirs) in channels.items() if ours > theirs]
+        expected.append(row + ([*dict.fromkeys(behind), 'behind', 'persistence'] if behind else []))
     rows = [line.split() for line in printed.splitlines()]
     assert [row for row in rows if row[0] in ('own', 'coarse')] == expected
 
@@ -439,7 +445,7 @@ def test_an_exact_network_is_exact_on_fields_of_any_size_whatever_the_training_r
     write(folder, 'constant', values, 'test')
     exact = Network(model, lambda u: u[:, -1])
     exact.weight = torch.nn.Parameter(torch.zeros(1))
-    for header in {}, {'largest': [1.0]}, {'sizes': [[1.0], [0.5]]}:
+    for header in {}, {'units': data.Units.none(1).header()}:
         exact.data = {'constant': {'train': {'channels': ['0'], 'static': [], **header}}}
         scores = evaluate.score(exact, trajectories(folder, 'constant'), CPU)
         assert scores['model']['rollout'].max() == scores['model']['step'].max() == 0
@@ -459,22 +465,45 @@ def test_a_metric_of_ones_own_has_its_column_in_the_table_and_its_numbers_in_the
 def test_a_truth_of_round_off_counts_as_zero_and_a_field_with_a_large_mean_by_what_happens():
     v = torch.zeros(3, 2, 8, 8, 2)
     v[..., 0] = 300 + torch.randn(3, 2, 8, 8)
-    v[..., 1] = 1e-17 * torch.randn(3, 2, 8, 8)
-    scale = torch.tensor([1.0, 0.5])
-    u = v + 0.1 * torch.randn_like(v)
-    plain = evaluate.relative_l2(u, v)
-    floored = evaluate.relative_l2(u, v, scale)
-    torch.testing.assert_close(floored[:, 0], plain[:, 0])
-    assert (plain[:, 1] > 1e10).all() and (floored[:, 1] == 1).all()
-    close = v + 1e-5 * torch.randn_like(v)
-    found = evaluate.relative_l2(close, v, scale)[:, 1]
-    torch.testing.assert_close(found, torch.full((3,), 1e-5 / 5e-4), rtol=0.3, atol=0)
-    u[0, 0, 0, 0] = torch.tensor([math.nan, math.inf])
-    assert not evaluate.relative_l2(u, v, scale)[0].isfinite().any()
+    floor = 1e-3 * torch.tensor([1.0, 0.5])
+    errors = []
+    noise = torch.randn_like(v)
+    for size in 0, 1e-17:
+        v[..., 1] = size * torch.randn(3, 2, 8, 8)
+        errors.append(evaluate.l2re_of_samples(v + 0.1 * noise, v, floor))
+    torch.testing.assert_close(*errors)
+    torch.testing.assert_close(errors[0][:, 1], 0.1 * noise[..., 1].square().mean((1, 2, 3)).sqrt() / 5e-4)
     wrong = v + 0.3 * torch.randn_like(v)
-    assert evaluate.l2re_of_samples(wrong[..., :1], v[..., :1]).max() < 0.002
-    found = evaluate.vrmse_of_samples(wrong[..., :1], v[..., :1])
+    assert evaluate.l2re_of_samples(wrong, v, floor)[:, 0].max() < 0.002
+    found = evaluate.vrmse_of_samples(wrong, v, floor)[:, 0]
     torch.testing.assert_close(found, torch.full((3,), 0.3), rtol=0.3, atol=0)
+    wrong[0, 0, 0, 0] = torch.tensor([math.nan, math.inf])
+    assert not evaluate.l2re_of_samples(wrong, v, floor)[0].isfinite().any()
+
+
+def test_the_vrmse_of_a_rollout_is_the_wells_of_each_frame():
+    """The mean of each frame, predicted exactly and nothing else, has 1, however much that mean rises."""
+    pattern = torch.randn(4, 1, 32, 32, 1)
+    truth = pattern + torch.linspace(0, 40, 20).view(1, 20, 1, 1, 1)
+    u = truth.mean((2, 3), keepdim=True).expand_as(truth)
+    error = evaluate.METRICS['rollout_vrmse'].error(u, truth, torch.zeros(1))
+    torch.testing.assert_close(error, torch.ones(4, 1))
+
+
+def test_a_rollout_goes_by_the_grid_that_the_training_read(tmp_path):
+    """A network of 16x16 points that was trained on 24x24 never saw its own raw frames."""
+    model = small_model()
+    write(tmp_path, 'own', travelling(2, 7, 24, 1, 0.4), 'test')
+    test = trajectories(tmp_path, 'own')
+    frames = test.windows([(0, 0), (1, 0)], 3)
+    for grid, known in ((24, {'shape': [2, 7, 24, 24, 1]}), (16, {'shape': [2, 7, 16, 16, 1]}), (16, {})):
+        model.data = {'own': {'train': {'channels': ['0'], 'static': [], **known}}}
+        predictor = evaluate.Predictor(model, test, torch.device('cpu'))
+        state = predictor.step(predictor.state(frames))
+        back = predictor.fed_back(state)[:, -1:, ..., :1]
+        raw = state[:, -1:, ..., :1]
+        torch.testing.assert_close(back, data.resize(data.resize(raw, (grid, grid)), (16, 16)))
+        assert torch.equal(back, raw) == (grid == 16)
 
 
 def test_without_matplotlib_one_line_says_what_to_install_before_any_work(folder, monkeypatch, refused):

@@ -68,7 +68,7 @@ BOUNDARY = {f'{name}.{kind}' for kind in ('weight', 'bias') for name in (
     ('cube', [], set(), BOUNDARY | {'embed.position'})],
     ids=['same', 'more channels', 'fewer channels', 'grid', 'frames', 'steady', '3d'])
 def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset, flags, resized, fresh, tune, source):
-    printed, last = tune(dataset, *flags, '--steps', 4)
+    printed, last = tune(dataset, *flags, '--no-normalize', '--steps', 4)
     model, said = initial(source, last)
     loaded = set(last['model']) - resized - fresh
     counts, _, names = said.partition(' fresh')
@@ -88,9 +88,10 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(dataset
 
 
 def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(tune, source, tmp_path):
-    _, tuned = tune('new', '--steps', 1, '--lr', 1e-30)
+    _, tuned = tune('new', '--no-normalize', '--steps', 1, '--lr', 1e-30)
     assert unmoved(tuned['model'], checkpoint.load_file(source)['model'])
-    printed, scratch = tune('new', '--steps', 1, '--lr', 1e-30, '--from_scratch', out=tmp_path / 'scratch')
+    printed, scratch = tune('new', '--no-normalize', '--steps', 1, '--lr', 1e-30, '--from_scratch',
+                            out=tmp_path / 'scratch')
     torch.manual_seed(0)
     assert unmoved(scratch['model'], build(configs.ModelConfig(**tuned['config']['model'])).state_dict())
     assert 'loaded' not in printed and scratch['config']['run']['init_from'] == ''
@@ -144,7 +145,8 @@ def test_evaluate_takes_the_checkpoint_with_its_dataset(tune, tmp_path, call):
 def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_it(tune, tmp_path):
     """At step 0 the tokens, the MLP and the readout are DPOT's; the mixer is DPOT's without its inner skip."""
     torch.save({'model': dpot_state(C=4)}, tmp_path / 'model_Ti.pth')
-    _, last = tune('new', '--residual', 'aot', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth')
+    raw = '--no-normalize', '--steps', 1, '--lr', 1e-30
+    _, last = tune('new', '--residual', 'aot', *raw, checkpoint=tmp_path / 'model_Ti.pth')
     fresh = initial(tmp_path / 'model_Ti.pth', last)[1].partition(' fresh ')[2].split()
     assert all('aot' in name or 'post' in name or name == 'gate' for name in fresh) and len(fresh) > 9
     theirs = checkpoint.load_model(checkpoint.load_file(tmp_path / 'model_Ti.pth'))
@@ -156,7 +158,7 @@ def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_
         for a, b in zip(ours.layers, theirs.layers):
             torch.testing.assert_close(a.mixer(x) + x, b.mixer(x))
             torch.testing.assert_close(a.mlp(a.norm2(x)), b.mlp(b.norm2(x)))
-    _, plain = tune('new', '--steps', 1, '--lr', 1e-30, checkpoint=tmp_path / 'model_Ti.pth', out=tmp_path / 'plain')
+    _, plain = tune('new', *raw, checkpoint=tmp_path / 'model_Ti.pth', out=tmp_path / 'plain')
     assert unmoved(plain['model'], theirs.state_dict())             # without --residual aot it is DPOT itself
 
 
@@ -172,6 +174,6 @@ def test_the_network_takes_the_grid_and_the_frames_of_data_that_are_not_the_pape
     for split in 'train', 'test':
         write(folder / 'data', 'short', travelling(4, 3, 20, 2, 0.4)[:, :, :12], split)
     printed, last = tune('short', '--steps', 1)
-    assert 'the network takes the shape of the data: --resolution 12x20 --frames 2\n' in printed
+    assert 'the network takes the shape of the data: --resolution 12x20 --frames 2 --normalize\n' in printed
     config = last['config']['model']
     assert (config['resolution'], config['frames'], config['channels']) == ((12, 20), 2, 4)

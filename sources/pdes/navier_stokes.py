@@ -24,27 +24,31 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
     """
     N = w0.shape[-1]
     K = (N - 1) // 3                             # products of two modes up to K alias only beyond K
-    kx = 2 * math.pi / length * torch.fft.fftfreq(N, 1 / N).to(w0)[:, None]
-    ky = kx[:K + 1].mT                          # the zero modes above K are not stored: (B, N, K+1)
+    kx = 2 * math.pi / length * torch.fft.fftfreq(N, 1 / N).to(w0)
+    ky = kx[:K + 1, None]                       # the zero modes above K are not stored: (B, K+1, N), axes ky, kx
     k2 = kx ** 2 + ky ** 2
     cut = 2 * math.pi * K / length
     disc = (k2 < (cut + 1 / length) ** 2).to(w0)            # of modes; the corners of a square need shorter steps
-    to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * disc     # (2, 1, N, K+1)
+    to_velocity = 1j * torch.stack([ky + 0 * kx, -kx + 0 * ky])[:, None] * disc     # (2, 1, K+1, N)
     to_velocity /= k2.clamp(min=1 / length ** 2)            # no division by 0; mode 0 of the velocity is 0 already
     to_advection = (torch.stack([kx ** 2 - ky ** 2, kx * ky])[:, None] * disc).to(to_velocity)
     if not torch.is_tensor(forcing):
         x = torch.arange(N, dtype=torch.float64) / N
         phase = 2 * math.pi * (x[:, None] + x)
         forcing = forcing * (phase.sin() + phase.cos())
-    to_modes = lambda field: torch.fft.fft(torch.fft.rfft(field)[..., :K + 1], dim=-2)
-    to_grid = lambda w: torch.fft.irfft(torch.fft.ifft(w, dim=-2), n=N)
+    to_modes = lambda field: torch.fft.fft(torch.fft.rfft(field)[..., :K + 1].mT)
+    to_grid = lambda w: torch.fft.irfft(torch.fft.ifft(w).mT, n=N)
     f = disc * to_modes(forcing.to(w0))
 
     def advect(w):
         # for div u = 0, -u.grad w = -(dxx - dyy)(u v) - dxy(v^2 - u^2): this takes four transforms instead of five
-        u, v = to_grid(to_velocity * w)                                             # (B, N, N) each
-        products = to_modes(torch.stack([u * v, (v - u) * (v + u)]))
-        return torch.addcmul(f, to_advection[0], products[0]).addcmul_(to_advection[1], products[1])
+        velocity = to_grid(to_velocity * w)                                         # (2, B, N, N)
+        u, v = velocity
+        products = torch.empty_like(velocity)               # stacked, they would be written twice
+        torch.mul(u, v, out=products[0])
+        torch.mul(v - u, v.add_(u), out=products[1])
+        a, b = to_modes(products)
+        return torch.addcmul(f, to_advection[0], a).addcmul_(to_advection[1], b)
 
     def step(w, tau):                                      # RK4 for exp((viscosity k^2 + drag) t) w
         half = torch.exp(-(viscosity * k2 + drag) * tau / 2).to(w)
@@ -52,8 +56,8 @@ def navier_stokes(w0, viscosity, frames, dt=1.0, forcing=0.1, drag=0.0, length=1
         a = half * advect(w)
         b = advect(torch.add(w_half, a, alpha=tau / 2))
         c = advect(torch.add(w_half, b, alpha=tau / 2))
-        d = advect(half * torch.add(w_half, c, alpha=tau))
-        return (half * w_half.add_(a, alpha=tau / 6).add_(b.add_(c), alpha=tau / 3)).add_(d, alpha=tau / 6)
+        d = advect(torch.add(w_half, c, alpha=tau).mul_(half))
+        return w_half.add_(a, alpha=tau / 6).add_(b.add_(c), alpha=tau / 3).mul_(half).add_(d, alpha=tau / 6)
 
     def limit(w):
         return RK4_IMAGINARY / (cut * to_grid(to_velocity * w).square().sum(0).max().sqrt())

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from sources.pdes.march import RK4_IMAGINARY, Family, march, rk4
+from sources.pdes.march import Family, march
 
 # The benchmark gives c in m/s, but no units for the square and the time, and a width of the pulses that is not their
 # standard deviation. These factors make the mean and the deviation of u come within 8 % of those in its loader.
@@ -17,8 +17,14 @@ LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss,
 def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
     """u_tt = c(x, y)^2 Lap u on the unit square (Poseidon, Herde et al. 2024).
 
-    Fourier derivatives as matrix products, RK4. At an absorbing boundary the square is extended by
-    a perfectly matched layer, a quarter of its side wide (Grote & Sim 2010), with fields px, py:
+    Fourier derivatives as matrix products; in time the leapfrog scheme, made sixth order by two terms
+    of the error that it has without them (modified equation, Dablain 1986): for A = c^2 Lap it is
+
+        u(t + tau) - 2 u(t) + u(t - tau) = tau^2 (A + tau^2/12 A^2 + tau^4/360 A^3) u(t)
+
+    At an absorbing boundary the square is extended by a perfectly matched layer, a quarter of its
+    side wide (Grote & Sim 2010), with fields px, py, and stepped by the trapezoidal rule, so that it
+    matches the scheme:
 
         u_t = v,    v_t = c^2 div(grad u + p) - (sx + sy) v - sx sy u,    px_t = (sy - sx) u_x - sx px, likewise py
 
@@ -39,13 +45,43 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
     c = torch.cat([c, torch.lerp(c[:, :, -1:], c[:, :, :1], blend)], dim=2)         # (B, M, M)
     sx = profile[:, None] * c.mean((1, 2), keepdim=True)                            # (B, M, 1)
     sy = sx.mT
+    limit = 2.75 / (math.sqrt(2) * math.pi * N * c.max())                           # of a stable time step
+    steps = steps or math.ceil(min(1e5, dt / (0.5 * limit)))                        # NaN is for `march` to find
+    tau = dt / steps
+    D2 = D @ D
+    c2 = c * c
+    x = 1 / (1 + tau / 2 * sx)
+    y = x.mT
+    keep_x = 2 * x - 1                          # (1 - tau/2 sx) / (1 + tau/2 sx): what damping leaves after a step
+    keep_y = 2 * y - 1
+    into_x = tau / 2 * x * (sy - sx)            # half of px is kept: before and after a step add up to their mean
+    into_y = tau / 2 * y * (sx - sy)
+    keep = keep_x * keep_y
+    kick = tau * x * y
+    both = sx * sy
 
-    def f(y):                                                                       # (4, B, M, M)
-        u, v, px, py = y
+    def A(u):
+        return (D2 @ u).add_(u @ D2.T).mul_(c2)
+
+    def leapfrog(state, _):
+        u, v, px, py = state
+        u = u.add(v, alpha=tau / 2)                                                 # in the middle of the step
         ux = D @ u
         uy = u @ D.T
-        return torch.stack([v, c * c * (D @ (ux + px) + (uy + py) @ D.T) - (sx + sy) * v - sx * sy * u,
-                            (sy - sx) * ux - sx * px, (sx - sy) * uy - sy * py])
+        qx = (keep_x * px).addcmul_(into_x, ux)
+        qy = (keep_y * py).addcmul_(into_y, uy)
+        a = (D @ ux.add_(px).add_(qx)).add_(uy.add_(py).add_(qy) @ D.T).mul_(c2).addcmul_(both, u, value=-1)
+        b = A(a)
+        a.add_(b, alpha=tau ** 2 / 12).add_(A(b), alpha=tau ** 4 / 360)
+        v = (keep * v).addcmul_(kick, a)
+        return u.add_(v, alpha=tau / 2), v, qx, qy
+
+    def show(state):
+        # such steps keep another sum of squares than the waves do: their v is (1 - tau^2/12 A + tau^4/120 A^2) u_t
+        u, v = state[:2]
+        a = A(v)
+        v = v.add(a, alpha=tau ** 2 / 12).sub_(A(a), alpha=tau ** 4 / 720)
+        return torch.stack([u, v], -1)[:, :N, :N]
     distance = depth[N:] * pad + 0.5                                   # in cells, from the last one
     fade = torch.cos(math.pi / 2 * (2 * depth[N:]).clamp(0, 1)) ** 2
 
@@ -56,10 +92,11 @@ def wave(u0, v0, c, frames=16, dt=1 / 15, boundary='absorbing', steps=None):
         after = beyond(*y[..., [-1, -2, -3]].unbind(-1))
         before = beyond(*y[..., :3].unbind(-1))
         return torch.cat([y, after * fade + (before * fade).flip(-1)], -1)
-    fastest = math.sqrt(2) * math.pi * N * float(c.max()) + float(sx.max())
-    y = extend(extend(torch.stack([u0, v0, torch.zeros_like(u0), torch.zeros_like(u0)]).mT).mT)
-    return march(y, frames, dt, lambda y, tau: rk4(f, y, tau), lambda y: RK4_IMAGINARY / fastest,
-                 lambda y: y[:2, :, :N, :N].movedim(0, -1), steps=steps, safety=0.3)
+    u, v = extend(extend(torch.stack([u0, v0]).mT).mT)
+    a = A(v)
+    v = v.sub(a, alpha=tau ** 2 / 12).add_(A(a), alpha=tau ** 4 / 120)
+    state = u, v, torch.zeros_like(u), torch.zeros_like(u)
+    return march(state, frames, dt, leapfrog, lambda state: limit, show, steps=steps)
 
 
 def bump(N, centre, sigma):
@@ -120,9 +157,9 @@ def wave_and_speed(c, unit, stride, **options):
 FAMILIES = {
     'wave_gauss': Family(f'u_tt = ({WAVE_UNIT:.6g} c)^2 Lap u, c in m/s, unit square, absorbing boundary',
                          gaussian_wave, lambda stride, c, **options: wave(c=c * WAVE_UNIT, **options),
-                         nano=dict(train=96), version=3),
+                         nano=dict(train=96), version=4),
     'wave_gauss_c': Family(f'u_tt = ({1000 * WAVE_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
-                           gaussian_wave, partial(wave_and_speed, unit=WAVE_UNIT), nano=dict(train=96)),
+                           gaussian_wave, partial(wave_and_speed, unit=WAVE_UNIT), nano=dict(train=96), version=2),
     'wave_layer': Family(f'u_tt = ({1000 * LAYER_UNIT:.6g} c)^2 Lap u, c in km/s, unit square, absorbing boundary',
-                         layered_wave, partial(wave_and_speed, unit=LAYER_UNIT), nano={}, version=4),
+                         layered_wave, partial(wave_and_speed, unit=LAYER_UNIT), nano={}, version=5),
 }

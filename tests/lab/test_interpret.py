@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import configs
-import data
+import evaluate
 from helpers import CPU, ONE_LAYER, read, save, small_model, trajectories, travelling, write
 from lab import interpret
 from nets.build import build
@@ -67,8 +67,9 @@ def test_inputs_are_collected_in_batches(model, folder):
     values = interpret.observe(model, test, CPU, 7, batch_size=3)
     places = interpret.evenly_spaced_inputs(test, 7)
     windows = torch.stack([torch.from_numpy(read(test, i, start, start + 3)) for i, start in places])
+    predictor = evaluate.Predictor(model, test, CPU.device)
     with interpret.observed(model) as expected:
-        model(data.to_model(windows, (16, 16), 4))
+        predictor.step(predictor.state(windows))
     torch.testing.assert_close(values.float(), torch.stack(expected, 1))
 
 

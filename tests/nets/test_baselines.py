@@ -70,4 +70,4 @@ def test_what_is_no_network_or_lacks_its_package_or_a_part_of_aot_pot_is_refused
                            ({'network': 'UNet', 'streams': 1}, 'streams 1: the network UNet has no such thing')):
         with pytest.raises(InputError, match=words):
             small_model(**options)
-    assert not configs.model('nano', network='UNet').normalize and not configs.model('moe-tiny', network='UNet').experts
+    assert not configs.model('nano', network='UNet').overlap and not configs.model('moe-tiny', network='UNet').experts

@@ -69,6 +69,19 @@ def test_both_forms_agree_for_every_switch_on_the_trained_grid_and_on_another(ov
     assert_equal(results(model, u), expected)
 
 
+@pytest.mark.parametrize('overrides', [dict(patch=2), dict(dims=3, resolution=8), dict(overlap=True)], ids=str)
+def test_the_readout_is_a_product_where_patches_do_not_overlap(overrides):
+    module = build(channels=3, **overrides).readout
+    x = torch.randn(2, *(3, 2, 4)[:overrides.get('dims', 2)], module.conv.in_channels, dtype=torch.float64)
+    calls, found = [], []
+    module.conv.register_forward_hook(lambda *_: calls.append(1))
+    for form in (aotpot.Readout.forward, fast.readout):
+        out = form(module, z := x.clone().requires_grad_())
+        found.append(dict(enumerate([out, *torch.autograd.grad(out.sin().sum(), [z, *module.parameters()])])))
+    assert_equal(found[1], found[0], 1e-13)
+    assert len(calls) == 1 + ('overlap' in overrides)
+
+
 @pytest.mark.parametrize('modes', [2, 3, 32])
 @pytest.mark.parametrize('grid', [(9, 8), (8, 9), (6, 4, 10), (5, 7, 3), (1, 1)], ids=str)
 def test_the_products_with_dft_matrices_are_the_fft_on_any_grid(grid, modes):

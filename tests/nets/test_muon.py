@@ -7,7 +7,7 @@ import torch
 
 from helpers import build, small_model
 from nets.build import matrices
-from nets.muon import FORMS, Muon, orthogonalize
+from nets.muon import FORMS, Muon, orthogonalize, stacked
 
 BAND = 0.68, 1.21           # of the singular values after five rounds, for those of 0.003 to 1 before
 
@@ -93,6 +93,45 @@ def test_three_steps_of_every_form_are_those_of_a_slow_loop_and_the_rest_is_adam
         torch.testing.assert_close(p, expected)
 
 
+@pytest.mark.parametrize('form, shape', [('matrix', (4, 2, 3, 3)), ('stack', (3, 5, 4)), ('complex', (2, 3, 4, 4))])
+def test_the_parameters_change_in_place_as_a_stack_of_them_would_bit_for_bit(form, shape):
+    """Weight decay first, then the update of the matrices that have a gradient, rounded after each."""
+    parameters = [torch.nn.Parameter(torch.randn(shape)) for _ in range(3)]
+    optimizer = Muon({form: parameters}, [], lr=0.1, weight_decay=0.3, momentum=0.9)
+    for p in parameters:
+        p.grad = torch.randn(shape)
+    for p in parameters[:2]:
+        p.grad[{'matrix': ..., 'stack': 0, 'complex': (slice(None), 0)}[form]] = 0
+    P, gradients = stacked([p.detach() for p in parameters], form), stacked([p.grad for p in parameters], form)
+    update = torch.lerp(gradients, 0.1 * gradients, 0.9)
+    X = orthogonalize(torch.complex(*update) if form == 'complex' else update)
+    X = torch.stack([X.real, X.imag]) if form == 'complex' else X
+    moves = gradients.abs().amax(FORMS[form], keepdim=True) > 0
+    m, n = X.shape[-2:]
+    expected = torch.where(moves, (P * (1 - 0.1 * 0.3)).sub(X, alpha=0.1 * max(1, m / n) ** 0.5), P)
+    optimizer.step()
+    assert torch.equal(stacked([p.detach() for p in parameters], form), expected)
+
+
+def test_a_step_calls_its_closure_with_gradients_and_returns_what_that_returns():
+    """As the optimizers of PyTorch do, and also where the closure itself sets the gradients to zero."""
+    layers = [torch.nn.Linear(4, 4) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    optimizers = [Muon({'matrix': [layer.weight]}, [layer.bias], lr=0.1) for layer in layers]
+    for _ in range(2):
+        u = torch.randn(5, 4)
+
+        def closure(layer, optimizer):
+            optimizer.zero_grad()
+            loss = layer(u).square().sum()
+            loss.backward()
+            return loss
+        first = closure(layers[0], optimizers[0])
+        assert optimizers[0].step() is None
+        assert torch.equal(optimizers[1].step(lambda: closure(layers[1], optimizers[1])), first)
+        assert all(torch.equal(p, q) for p, q in zip(layers[0].parameters(), layers[1].parameters()))
+
+
 @pytest.mark.parametrize('form, shape, one', [
     ('matrix', (6, 4), ...), ('stack', (3, 5, 4), 1), ('complex', (2, 3, 4, 4), (slice(None), 1))])
 def test_a_matrix_without_a_gradient_stays_and_the_others_move(form, shape, one):
@@ -170,16 +209,3 @@ def test_other_networks_and_experts_have_matrices_too():
     if importlib.util.find_spec('neuralop'):
         fno = names(small_model(network='FNO', width=128, depth=2))
         assert len(fno['matrix']) > 2 and all('convs' not in name for name in fno['matrix'])
-
-
-def test_a_step_takes_a_closure_as_those_of_torch_do():
-    layer = torch.nn.Linear(16, 16)
-    optimizer = Muon({'matrix': [layer.weight]}, rest=[layer.bias], lr=1e-2)
-    before = layer.weight.clone()
-
-    def closure():
-        loss = layer(torch.ones(4, 16)).square().mean()
-        loss.backward()
-        return loss
-    loss = optimizer.step(closure)
-    assert loss > 0 and not torch.equal(layer.weight, before) and optimizer.step() is None

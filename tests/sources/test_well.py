@@ -74,17 +74,20 @@ def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_pat
         assert attributes['pde'] == 'The Well, layer' and attributes['source'] == 'raw'
 
 
-def test_files_may_differ_in_frames_which_are_cut_and_in_dt_which_is_then_1(tmp_path, call, refused):
+def test_files_may_differ_in_frames_which_are_cut_and_in_dt_if_that_is_accepted(tmp_path, call, refused):
     fields, _ = write_dataset(tmp_path / 'raw', train=[dict(frames=7), dict(dt=0.3, seed=1)], test=[dict(seed=2)])
     shutil.move(tmp_path / 'raw/data', tmp_path / 'moved')              # the folder of the splits itself will do, too
-    code, error, printed = call(convert(tmp_path, '--source', tmp_path / 'moved'), prepare)
+    flags = convert(tmp_path, '--source', tmp_path / 'moved')
+    refused(flags, 'expected one time between frames, found 0.1 to 0.3; --uneven takes them as one', prepare)
+    code, error, printed = call([*flags, '--uneven'], prepare)
     assert code == 0 and 'trajectories of 4 to 7 frames, of which the first 4 are taken' in printed, error
     with h5py.File(tmp_path / 'data/layer/train.h5') as file:
         np.testing.assert_array_equal(file['data'], np.concatenate([values[:, :4] for values in fields['train']]))
         assert file['data'].attrs['dt'] == 1
     assert not (tmp_path / 'data/layer/valid.h5').exists()
     shutil.move(tmp_path / 'moved', tmp_path / 'another')
-    refused(convert(tmp_path, '--source', tmp_path / 'another'), 'remove it or choose another --data', prepare)
+    flags = convert(tmp_path, '--source', tmp_path / 'another', '--uneven')
+    refused(flags, 'remove it or choose another --data', prepare)
 
 
 LAST = 'data/train/f1.hdf5'                                 # the last file of the training split
@@ -97,6 +100,9 @@ def not_finite(file):
 
 @pytest.mark.parametrize('damage, words', [
     (lambda file: file.attrs.update(grid_type='spherical'), 'f1.hdf5: expected a Cartesian grid'),
+    (lambda file: file['dimensions/y'].write_direct(np.cos(np.pi * np.arange(4) / 3).astype('f4')),
+     'f1.hdf5: expected even times and grid points, found [ 1.   0.5'),
+    (lambda file: file['dimensions/time'].write_direct(np.float32([0, 1, 2, 4])), 'expected even times'),
     (lambda file: file.pop('t2_fields'), "object 't2_fields' doesn't exist"),
     (lambda file: file['t1_fields/velocity'].attrs.update(sample_varying=False),
      'f1.hdf5, trajectory 0: expected (4, 6, 4, 13), found (4, 6, 4, 17)'),

@@ -1,0 +1,99 @@
+"""A forecast from a file and into a file, as the files are from which a dataset was made by sources.prepare.
+
+`header` is what data.read_headers says of the dataset, which remembers its layout and variables.
+"""
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from configs import InputError
+from runtime import files
+from sources.formats import library
+from sources.own import Own, Piece, find_runs, parse_layout, paths_of, reader
+
+WRITTEN = '.npy', '.h5', '.nc'
+NAMES = dict(N='trajectory', T='time', X='x', Y='y', Z='z', C='channel')        # of axes in netCDF
+
+
+def frames_of(sources, header, last):
+    """The last frames of all trajectories in files, (N, last, *space, C), and the time between two, or None.
+
+    sources: paths of files or folders.
+    """
+    shown = ' '.join(map(str, sources))
+    if not header['layout']:
+        raise InputError(f'{shown}: the dataset does not say how its files were laid out; make it by sources.prepare')
+    own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']))
+    runs = find_runs(paths_of(sources), own)
+    read = reader(runs)
+    parts = []
+    for rows, n, length in runs.trajectories:
+        if length < last:
+            raise InputError(f'{rows[0][0]}: {length} frames are too few for a network that takes {last}')
+        parts.append(read(Piece(rows, 0), slice(n, n + 1), slice(length - last, length)))
+    u = np.concatenate(parts).astype(np.float32)
+    if [*header['channels'][u.shape[-1]:]] == ['mask']:                         # sources.prepare has added it
+        gaps = np.isnan(u)
+        space = tuple(range(u.ndim - 1))
+        with np.errstate(invalid='ignore'):
+            means = np.where(gaps, 0, u).sum(space) / (~gaps).sum(space)         # nan for a channel of gaps alone
+        mask = ~gaps[:, :1].any(-1, keepdims=True) | np.zeros_like(gaps[..., :1])
+        u = np.concatenate([np.where(gaps & ~mask, means, u), mask], -1, dtype=np.float32)
+    if u.shape[-1] != len(header['channels']) or not np.isfinite(u).all():
+        raise InputError(f'{shown}: expected finite values of {len(header["channels"])} channels, found '
+                         f'{u.shape[-1]}, or nan where the dataset has none')
+    return u, runs.dt
+
+
+def require_new(path):
+    """Raise InputError for a path to which `write_forecast` cannot write."""
+    path = Path(path)
+    if path.suffix not in WRITTEN or path.exists():
+        raise InputError(f'{path}: expected a new file, whose name ends in {" ".join(WRITTEN)}')
+    if path.suffix == '.nc':
+        library(path, 'netCDF4', 'netCDF4')
+
+
+def write_forecast(path, u, header):
+    """Write the evolving channels of frames u (N, T, *space, C) with the axes of a dataset's own files.
+
+    Each channel is an array, but all are one where these files had an axis C, and in .npy.
+    """
+    require_new(path)
+    path = Path(path)
+    main = parse_layout(header['layout'].split())[0]
+    evolving = [c for c, name in enumerate(header['channels']) if name not in header['static']]
+    names = [header['channels'][c] for c in evolving]
+    order = ['N', 'T', *sorted({*main} & {*'XYZ'}), 'C']
+    u = (u[:, :, 0] if len(order) == 4 else u)[..., evolving]
+    axes = [*main] if 'T' in main else ['T', *main]
+    axes = ['N', *axes] if len(u) > 1 and 'N' not in axes else axes
+    axes = [*axes, 'C'] if len(names) > 1 and path.suffix == '.npy' and 'C' not in axes else axes
+
+    def arranged(part):
+        absent = tuple(i for i, axis in enumerate(order) if axis not in axes)
+        there = [axis for axis in order if axis in axes]
+        return part.squeeze(absent).transpose([there.index(axis) for axis in axes])
+    arrays = {name: arranged(u[..., c:c + 1]) for c, name in enumerate(names)}
+    if 'C' in axes:
+        arrays = {'u': arranged(u)}
+    times = header['dt'] * np.arange(1, u.shape[1] + 1)                         # since the last frame that was given
+    with files.replacing(path) as part:
+        if path.suffix == '.npy':
+            with open(part, 'wb') as file:
+                np.save(file, *arrays.values())
+        elif path.suffix == '.h5':
+            with h5py.File(part, 'w') as file:
+                file.attrs.update(channels=names, dt=header['dt'])
+                file['time'] = times
+                for name, values in arrays.items():
+                    file[name] = values
+        else:
+            with library(path, 'netCDF4', 'netCDF4').Dataset(part, 'w') as file:
+                file.setncatts(dict(channels=' '.join(names), dt=header['dt']))
+                for axis, size in zip(axes, [*arrays.values()][0].shape):
+                    file.createDimension(NAMES[axis], size)
+                file.createVariable('time', 'f8', ('time',))[:] = times
+                for name, values in arrays.items():
+                    file.createVariable(name, 'f4', [NAMES[axis] for axis in axes])[:] = values

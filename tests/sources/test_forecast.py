@@ -1,0 +1,103 @@
+"""A forecast from a file and into a file: the axes, the channels and the times as they came."""
+import h5py
+import numpy as np
+import pytest
+from test_own import netcdf, package, waves
+
+import data
+import evaluate
+import train
+from configs import InputError
+from sources import forecast, prepare
+
+VALUES = np.random.default_rng(1).normal(size=(6, 7, 4, 3, 2)).astype('f4')            # (N, T, X, Y, C)
+
+
+def header_of(call, folder, *flags):
+    code, error, _ = call(['mine', '--data', folder / 'data', *flags], prepare)
+    assert code == 0, error
+    return data.read_headers(folder / 'data', ['mine'])['mine']['train']
+
+
+@pytest.mark.parametrize('layout, order', [('NTXYC', 'NTXYC'), ('TCYX', 'TCYX'), ('NTXY', 'NTXY'), ('YXT', 'YXT')])
+@pytest.mark.parametrize('kind', ['.npy', '.h5', '.nc'])
+def test_what_is_written_is_what_was_read(layout, order, kind, tmp_path, call):
+    if kind == '.nc':
+        package('netCDF4')
+    u = VALUES if 'N' in layout else VALUES[:1]
+    axes = 'NTXYC' if 'N' in layout else 'TXYC'
+    arrays = {'p': VALUES[..., 0], 'v': VALUES[..., 1]} if 'C' not in layout else {'u': VALUES}
+    (tmp_path / 'raw').mkdir()
+    for i, trajectory in enumerate(zip(*arrays.values())) if 'N' not in layout else [('', arrays.values())]:
+        order_there = [axis for axis in axes if axis in order]
+        turn = [order_there.index(axis) for axis in order]
+        np.savez(tmp_path / f'raw/run{i}.npz', **{name: part.transpose(turn) for name, part in zip(arrays, trajectory)})
+    flags = '--source', tmp_path / 'raw', '--variables', *arrays, '--layout', layout, '--dt', 0.5
+    header = header_of(call, tmp_path, *flags)
+    path = sorted((tmp_path / 'raw').iterdir())[0]
+    frames, dt = forecast.frames_of([path], header, 3)
+    np.testing.assert_array_equal(frames, u[:, -3:])
+    assert dt is None
+    forecast.write_forecast(tmp_path / f'forecast{kind}', frames, header)
+    if kind == '.npy':
+        written = np.load(tmp_path / 'forecast.npy')
+        order += '' if 'C' in order else 'C'
+        there = [axis for axis in 'NTXYC' if axis in order]
+        np.testing.assert_array_equal(written, frames.squeeze(tuple(i for i, a in enumerate('NTXYC') if a not in order))
+                                      .transpose([there.index(axis) for axis in order]))
+    else:
+        again, dt = forecast.frames_of([tmp_path / f'forecast{kind}'], header, 3)
+        np.testing.assert_array_equal(again, frames)
+        assert dt == 0.5
+    with pytest.raises(InputError, match='expected a new file, whose name ends in .npy .h5 .nc'):
+        forecast.write_forecast(tmp_path / f'forecast{kind}', frames, header)
+    with pytest.raises(InputError, match='7 frames are too few for a network that takes 8'):
+        forecast.frames_of([path], header, 8)
+
+
+def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call):
+    for i in range(6):
+        u = VALUES[i, ..., 0].copy()
+        u[:, 1, 1] = np.nan
+        np.savez(tmp_path / f'run{i}.npz', u=u, nu=float(i))
+    flags = '--source', *tmp_path.glob('run*'), '--variables', 'nu', 'u', '--layout', 'TXY'
+    header = header_of(call, tmp_path, *flags)
+    assert header['channels'] == ['nu', 'u', 'mask'] and header['layout'] == 'TXY nu='
+    frames, _ = forecast.frames_of([tmp_path / 'run3.npz'], header, 2)
+    mask = np.ones((4, 3))
+    mask[1, 1] = 0
+    np.testing.assert_array_equal(frames[..., 0], np.full((1, 2, 4, 3), 3))
+    np.testing.assert_array_equal(frames[0, ..., 2], np.stack([mask, mask]))
+    np.testing.assert_array_equal(frames[0, ..., 1][:, mask > 0], VALUES[3, -2:, ..., 0][:, mask > 0])
+    forecast.write_forecast(tmp_path / 'forecast.h5', frames, header)
+    with h5py.File(tmp_path / 'forecast.h5') as file:
+        assert {*file} == {'u', 'time'} and file['u'].shape == (2, 4, 3) and [*file.attrs['channels']] == ['u']
+    np.savez(tmp_path / 'own.npz', u=VALUES[0, ..., 0], nu=np.nan)
+    with pytest.raises(InputError, match='own.npz: expected finite values of 3 channels'):
+        forecast.frames_of([tmp_path / 'own.npz'], header, 2)
+    with pytest.raises(InputError, match='the dataset does not say how its files were laid out'):
+        forecast.frames_of([tmp_path / 'run3.npz'], {**header, 'layout': ''}, 2)
+
+
+def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatch, call):
+    netCDF4 = package('netCDF4')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'runs').mkdir()
+    for i, wave in enumerate(waves(16, 24, 60)):
+        netcdf(tmp_path / f'runs/run_{i}.nc', dict(time=8, y=24, x=16), coordinates=dict(time=0.25 * np.arange(8)),
+               attributes=dict(phase=float(i)), u=(('time', 'y', 'x'), wave.swapaxes(1, 2)),
+               mask=(('y', 'x'), np.ones((24, 16))))
+    flags = '--source', 'runs', '--variables', 'u', 'mask', 'phase', '--layout', 'TYX'
+    header = header_of(call, tmp_path, *flags)
+    assert header['shape'][0] == 48 and header['dt'] == 0.25 and header['static'] == ['mask', 'phase']
+    code, error, _ = call(['--data', 'data', '--datasets', 'mine', '--out', 'out', '--steps', 2, '--batch_size', 2,
+                           '--threads', 1, '--device', 'cpu'], train)
+    assert code == 0, error
+    frames, dt = forecast.frames_of(['runs/run_7.nc'], header, 5)
+    assert dt == header['dt'] and frames.shape == (1, 5, 16, 24, 3)
+    prediction = evaluate.rollout('out', frames, 4)
+    forecast.write_forecast('forecast.nc', prediction, header)
+    with netCDF4.Dataset('forecast.nc') as file:
+        assert file['u'].dimensions == ('time', 'y', 'x') and {*file.variables} == {'u', 'time'}
+        np.testing.assert_array_equal(file['time'][:], 0.25 * np.arange(1, 5))
+        np.testing.assert_array_equal(file['u'][:].swapaxes(1, 2), prediction[0, ..., 0])
