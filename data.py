@@ -50,9 +50,9 @@ def check_headers(folder, headers):
     """{split: (shape, dtype, attributes) of `data`} -> {split: what it says}, in plain types as
     JSON holds them.
 
-    That is source, shape, channels, static, dt, t_test, layout and variables. Raises InputError for
-    what is not allowed, and if the splits differ in the grid or the channels, which are compared by name if all
-    name them, or else by number.
+    That is source, shape, channels, static, dt, t_test, and layout and variables where it says them.
+    Raises InputError for what is not allowed, and if the splits differ in the grid or the channels,
+    which are compared by name if all name them, or else by number.
     """
     named = all(names_of(attributes.get('channels', '')) for *_, attributes in headers.values())
     said = {}
@@ -80,8 +80,10 @@ def check_headers(folder, headers):
         require(0 < dt < math.inf, f'{path}: dt {attributes.get("dt")}: expected a positive number')
         require(t_test >= 1, f'{path}: t_test {attributes.get("t_test")}: expected at least 1 frame')
         said[split] = dict(source=text_of(attributes.get('source', '')), shape=shape, channels=channels, static=static,
-                           dt=dt, t_test=t_test, layout=text_of(attributes.get('layout', '')),
-                           variables=names_of(attributes.get('variables', [])))
+                           dt=dt, t_test=t_test)
+        if 'layout' in attributes:                                              # of files of one's own
+            said[split]['layout'] = text_of(attributes['layout'])
+            said[split]['variables'] = names_of(attributes.get('variables', ''))
         forms[split] = f'a grid of {configs.show(tuple(space))} and {C} channels'
         if named:
             forms[split] += f' {" ".join(channels)} (static: {" ".join(static) or "none"})'

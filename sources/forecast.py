@@ -22,7 +22,7 @@ def frames_of(sources, header, last):
     sources: paths of files or folders.
     """
     shown = ' '.join(map(str, sources))
-    if not header['layout']:
+    if not header.get('layout'):
         raise InputError(f'{shown}: the dataset does not say how its files were laid out; make it by sources.prepare')
     own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']))
     runs = find_runs(paths_of(sources), own)

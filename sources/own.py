@@ -7,6 +7,7 @@ N trajectories, T frames, X Y Z (or H W D) axes of space, C channels. An axis th
 the one along which the files go.
 """
 import functools
+import math
 import re
 import warnings
 from contextlib import ExitStack, contextmanager, suppress
@@ -241,6 +242,8 @@ def find_runs(paths, own):
     for path in paths:
         shapes[path], points[path], listed[path] = contents(path, own.variables, main)
     names = own.variables or [*dict.fromkeys(name for path in paths for name in shapes[path])]
+    if not own.variables:
+        print(f'{paths[0].name}: read {names[0] or "it"} of {listed[paths[0]]}')
     homes = {name: [path for path in paths if name in shapes[path]] for name in names}
     row = tuple(home[0] for home in homes.values() if len(home) == 1)
     apart = own.variables and len(paths) > 1 and len(row) == len(names) and {*row} == {*paths}      # one file for each
@@ -259,21 +262,33 @@ def find_runs(paths, own):
     groups = [(row,) for row in rows]
     if 'T' not in main:                                                     # the frames in a folder are a trajectory
         groups = [tuple(group) for _, group in groupby(rows, lambda row: row[0].parent)]
-    steps = []
-    for group in groups:
-        for axis, values in points[group[0][0]].items():
-            values = np.concatenate([points[row[0]].get(axis, []) for row in group]) if axis == 'T' else values
-            if len(values) == sizes[group[0]].get(axis, len(group) if axis == 'T' else 0) > 1:
-                require(own.uneven or even(values), f'--source {group[0][0]}: {"times" if axis == "T" else axis} '
-                                                    f'{values[:5]} ... are uneven; --uneven takes them as even')
-                steps += [(values[-1] - values[0]) / (len(values) - 1)] if axis == 'T' else []
-    if steps and not own.uneven and max(steps) > 1.001 * min(steps):
-        raise InputError(f'--source {paths[0]}: the files have times between frames of {min(steps):g} to '
-                         f'{max(steps):g}; --uneven takes them as equal')
-    widths = {name: dict(zip(axes[name], shape)).get('C', 1) for name, shape in shapes[rows[0]].items()}
     trajectories = [(group, n, sizes[group[0]].get('T', len(group)))
                     for group in groups for n in range(sizes[group[0]].get('N', 1))]
-    return Runs(main, axes, widths, grid, float(np.mean(steps)) if steps else None, trajectories)
+    widths = {name: math.prod(shape[place] for axis, place in zip(axes[name], places(shape, axes[name])) if axis == 'C')
+              for name, shape in shapes[rows[0]].items()}
+    return Runs(main, axes, widths, grid, dt_of(points, trajectories, sizes, own.uneven), trajectories)
+
+
+def dt_of(points, trajectories, sizes, uneven):
+    """The time between two frames, or None; an InputError for times or grid points that are uneven or differ.
+
+    points: {file: {axis: its times or grid points}}.
+    sizes: {row: {axis: size}}.
+    """
+    steps = []
+    for rows, frames in dict.fromkeys((rows, frames) for rows, _, frames in trajectories):
+        path = rows[0][0]
+        for axis, values in points[path].items():
+            values = np.concatenate([points[row[0]].get('T', []) for row in rows]) if axis == 'T' else values
+            if len(values) != (frames if axis == 'T' else sizes[rows[0]].get(axis)) or len(values) < 2:
+                continue                                                            # they are not those of the fields
+            require(uneven or even(values), f'--source {path}: {"times" if axis == "T" else axis} {values[:5]} ... are '
+                                            f'uneven; --uneven takes them as even')
+            steps += [(values[-1] - values[0]) / (len(values) - 1)] if axis == 'T' else []
+        if steps and not uneven and abs(steps[-1] - steps[0]) > 1e-3 * abs(steps[0]):
+            raise InputError(f'--source {path}: the time between frames is {steps[-1]:g}, in other files {steps[0]:g}; '
+                             f'--uneven takes them as equal')
+    return float(np.mean(steps)) if steps else None
 
 
 # ------------------------------------------------------------------------------------------------ the source
@@ -337,7 +352,7 @@ def own_source(sources, own):
         trajectories[rows[0][0] in tests] += [pieces] if pieces else []
     mine = trajectories[False]
     if len(mine) == 1 and own.frames:
-        print('one trajectory: its last pieces are for testing, those before them for validation')
+        print('one trajectory, which is split in time: its last pieces are for testing')
         mine = [[piece] for piece in mine[0]]
         own = replace(own, split='order')
     items = {split: [piece for number in numbers for piece in mine[number]]

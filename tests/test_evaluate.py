@@ -85,7 +85,7 @@ def test_the_l2re_of_arrays_is_that_of_each_trajectory_and_channel_and_then_the_
     assert evaluate.l2re(prediction, target) == pytest.approx((0.5 + 0.1 + 1 + 0) / 4)
     tensors = (torch.from_numpy(u).float() for u in (prediction, target))
     assert evaluate.l2re(*tensors) == pytest.approx(0.4), 'not 0.071, the ratio of the norms of all values'
-    target[0, ..., 0] = 0                       # the deviation of the channel over all is 1/2, the norm of 1/2 here 1
+    target[0, ..., 0] = 0               # the deviation of the channel over all is 1/2, and the norm of that here 1
     assert evaluate.l2re(target, target) == 0
     expected = (7 ** 0.5 / 1e-3 + 0.1 + 1 + 0) / 4                      # an error of (2, 1, 1, 1)
     assert evaluate.l2re(prediction, target) == pytest.approx(expected)

@@ -99,7 +99,7 @@ def trained(tmp_path, call):
         code, error, printed = call([*base, *places, *names, *flags], script)
         assert code == 0, error
         rows = [line.split() for line in printed.splitlines() if line.split()[:1] and line.split()[0] in sets]
-        rows = [row for row in rows if row[3][:1].isdigit() and len(row) > 8]
+        rows = [row for row in rows if len(row) > 8 and row[3][0].isdigit()]
         return {row[0]: np.array([float(row[4]), float(row[7])]) for row in rows}
     run.folder = tmp_path
     return run
@@ -142,7 +142,8 @@ def test_pressure_in_pascal_beside_velocities_is_learned_as_well(trained):
         trained({name: values}, '--steps', 60, out=name)
         model = evaluate.load(trained.folder / name)
         test = data.Trajectories(trained.folder / 'data', name, 'test', 3, 3)
-        errors[name] = [means['model']['step_vrmse'] for means in evaluate.score(model, test, CPU)['channels'].values()]
+        channels = evaluate.score(model, test, CPU)['channels']
+        errors[name] = [means['model']['step_vrmse'] for means in channels.values()]
     np.testing.assert_allclose(errors['pascal'], errors['one'], rtol=0.05)
 
 
@@ -250,9 +251,8 @@ def test_a_first_loss_that_is_not_finite_names_the_data_and_not_the_rate(trained
     assert 'before any update; train with --normalize' in error and '--lr' not in error
 
 
-@pytest.mark.parametrize('size, grid, words', [
-    ((20, 30), '20x32', 'fields of 20x30 are interpolated to 20x32, whole patches of 4 points'),
-    ((16, 16), '16x16', '')])
+@pytest.mark.parametrize('size, grid, words', [((16, 16), '16x16', ''), (
+    (20, 30), '20x32', 'fields of 20x30 are interpolated to 20x32, whole patches of 4 points')])
 def test_ones_own_data_are_dimensionless_on_their_own_grid_whatever_the_size(tmp_path, call, size, grid, words):
     u = np.random.default_rng(0).standard_normal((4, 6, *size, 1))
     pair(tmp_path / 'data', 'mine', u)

@@ -217,7 +217,7 @@ def test_one_long_trajectory_is_split_in_time(tmp_path, call, refused):
     found, _, printed, _ = prepared(call, tmp_path, *flags, '--frames', 4, '--test', 0.2)
     assert {split: values[:, 0, 0, 0, 0].tolist() for split, values in found.items()} == dict(
         train=[0, 4, 8, 12, 16, 20, 24], valid=[28], test=[32, 36])
-    assert 'its last pieces are for testing' in printed
+    assert 'one trajectory, which is split in time' in printed
 
 
 def test_the_split_is_drawn_by_the_seed_or_in_order():
@@ -312,7 +312,7 @@ def test_files_whose_times_differ_are_refused_unless_accepted(tmp_path, call, re
         np.savez(tmp_path / f'{name}.npz', u=VALUES[..., 0], time=dt * np.arange(6))
     flags = ['--layout', 'NTXY', '--variables', 'u', '--source', tmp_path / 'a.npz', tmp_path / 'b.npz']
     assert prepared(call, tmp_path, *flags)[1]['dt'] == [0.5]
-    words = 'the files have times between frames of 0.1 to 0.5; --uneven takes them as equal'
+    words = 'c.npz: the time between frames is 0.1, in other files 0.5; --uneven takes them as equal'
     for more in [tmp_path / 'c.npz'], ['--test_source', tmp_path / 'c.npz']:
         refused(['bad', '--data', tmp_path, *flags, *more], words, prepare, lines=None)
 
@@ -362,7 +362,7 @@ def test_matlabs_axes_are_reversed_by_what_the_file_says_and_not_by_its_suffix(t
         np.testing.assert_array_equal(read(tmp_path / file, 'NTXY', ['u'])[0][..., 0], square)
 
 
-def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_path, refused):
+def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_path, refused, capsys):
     mixed = dict(u=VALUES[..., 0], v=VALUES[..., 1])
     np.savez(tmp_path / 'own.npz', params=np.array({'nu': 1}, object), **mixed)
     package('scipy.io').savemat(tmp_path / 'own.mat', dict(params={'nu': 1}, text='hello', **mixed))
@@ -371,6 +371,9 @@ def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_
         error, _ = refused(['mine', '--data', tmp_path, '--source', tmp_path / file, '--layout', 'NTXY'],
                            'name the variables with --variables; there are u (5, 6, 4, 8), v (5, 6, 4, 8)', prepare)
         assert 'not of real numbers: params' in error
+    np.savez(tmp_path / 'one.npz', params=np.array({'nu': 1}, object), u=VALUES[..., 0])
+    read(tmp_path / 'one.npz', 'NTXY')
+    assert 'one.npz: read u of u (5, 6, 4, 8) (not of real numbers: params)' in capsys.readouterr().out
     np.save(tmp_path / 'bf.npy', np.zeros((5, 6, 4, 8), 'V2'))                          # as JAX saves bfloat16
     refused(['mine', '--data', tmp_path, '--source', tmp_path / 'bf.npy', '--layout', 'NTXY'],
             'bf.npy: name the variables with --variables; there are none (not of real numbers: bf)', prepare)
@@ -427,7 +430,9 @@ def test_a_dataset_is_never_replaced_unasked_and_flags_of_the_other_mode_are_ref
 
 def test_numbers_that_float32_cannot_hold_get_a_line(tmp_path, call):
     np.save(tmp_path / 'own.npy', 101325 + 1e-2 * VALUES)
-    assert 'subtract its mean' in prepared(call, tmp_path, '--source', tmp_path / 'own.npy', '--layout', 'NTXYC')[3]
+    _, _, printed, error = prepared(call, tmp_path, '--source', tmp_path / 'own.npy', '--layout', 'NTXYC')
+    stored = np.float32(101325 + 1e-2 * VALUES[..., 0]).std(dtype=np.float64)
+    assert 'subtract its mean' in error and f'deviation {stored:.4g}\n' in printed
     np.save(tmp_path / 'own.npy', 101325 + 1e3 * VALUES)
     flags = '--source', tmp_path / 'own.npy', '--layout', 'NTXYC'
     assert not prepared(call, tmp_path, *flags, name='other')[3]
