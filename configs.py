@@ -164,8 +164,7 @@ class TrainConfig:
     batch_size: int = arg(160, 'global batch size, over all processes', least=1, most=2 ** 20)
     lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0, most=1e9)
     warmup: float = arg(0.2, 'fraction of the steps in which the learning rate rises', least=0, below=1)
-    optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper",
-                         choices=('adamw', 'muon'))
+    optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper")
     ratio: float = arg(1.0, 'learning rate of the matrices of muon over --lr', above=0, flag=False)
     momentum: float = arg(0.95, 'decay rate of the momentum of muon', least=0, below=1, flag=False)
     beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1)
@@ -175,7 +174,7 @@ class TrainConfig:
     noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); with --normalize '
                        'over that of 5 frames of 64x64 points of its deviation', least=0)
     loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
-                    'squared: Eq. (14)', choices=('relative', 'change', 'squared'))
+                    'squared: Eq. (14)')
     balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
                          flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
@@ -327,7 +326,7 @@ class RunConfig:
     accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients add up: less memory', least=1)
     save_every: int = arg(500, 'steps between two scorings, each with a checkpoint; without this flag at most a '
                           'tenth of the run', least=1)
-    workers: int = arg(-1, 'processes that read the data; 0: the training reads; -1: on a GPU its threads', least=-1)
+    workers: int = arg(4, 'threads that read batches ahead; 0: the training reads', least=0, most=1024)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
 

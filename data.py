@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain, groupby, pairwise
@@ -31,15 +32,13 @@ import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
 
 import configs
 from configs import InputError
 from runtime import files
 from runtime.stored import attributes_of, names_of, number_of, require, storable, text_of, whole
-from runtime.terminal import ignore_signals
 
-READERS = 4                         # threads that read the windows of a batch for a GPU
+READERS = 4                         # threads that read batches ahead
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 AT_REST = 1e-3                      # at rest is a channel with less than this share of its usual deviation
 SPLITS = 'test', 'valid', 'train'   # in the order in which they are written: a folder with a train.h5 is complete
@@ -345,35 +344,19 @@ class Trajectories:
         self.evolving = slice(len(evolving)) if evolving == list(range(len(evolving))) else evolving
         self.dt = header['dt']
         self.t_test = int(min(header['t_test'], self.frames - T))
-        self._open()
-
-    def _open(self):
-        """Open the file for this process."""
-        self._data = self._stored = None                # closes what a forked process has inherited
-        self._process = os.getpid()
         with files.naming(self.path):
-            self._stored = h5py.File(self.path, 'r')['data']            # stays open, so that HDF5 keeps writers out
-            self._data = whole(self._stored.file, self._stored.name)
-            self.chunks = self._stored.chunks
-            start = self._stored.id.get_offset()           # in its file; None: it is not contiguous
-            floats = self._stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
+            stored = h5py.File(self.path, 'r')['data']
+            self._file = stored.file                        # stays open, so that HDF5 keeps writers out
+            self._data = whole(stored.file, stored.name)
+            start = stored.id.get_offset()           # in its file; None: it is not contiguous
+            floats = stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
             if floats and start is not None:
-                self._data = np.memmap(self._stored.file.filename, '<f4', 'r', start, self._data.shape)
+                self._data = np.memmap(stored.file.filename, '<f4', 'r', start, stored.shape)
 
-    def __getstate__(self):
-        """What a process that is not forked gets: no map, which pickle would copy as a whole."""
-        return {**vars(self), '_data': None, '_stored': None, '_process': None}
-
-    def windows(self, places, frames, pool=None):
-        """Windows (b, frames, *space, C) from places (trajectory, first frame). InputError: inf or NaN.
-
-        pool: an executor whose threads read them side by side, for a GPU into pinned memory.
-        """
-        if self._process != os.getpid():
-            self._open()
-
-        def read(window, place):
-            trajectory, start = place
+    def windows(self, places, frames, pinned=False):
+        """Windows (b, frames, *space, C) from places (trajectory, first frame). InputError: inf or NaN."""
+        batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
+        for window, (trajectory, start) in zip(batch.numpy(), places):
             row = self._rows[trajectory]
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
                 window[...] = self._data[row, start:start + frames]
@@ -383,26 +366,7 @@ class Trajectories:
                 require(np.ptp(known, 0).max() <= 1e-5 * np.abs(known).max(),
                         f'{self.path}: trajectory {row}: a static channel varies in time; leave it out of `static`, '
                         f'so that it is predicted')
-
-        pinned = pool is not None and torch.cuda.is_available()
-        batch = torch.empty(len(places), frames, *self.shape[2:], pin_memory=pinned)
-        for _ in (pool.map if pool else map)(read, batch.numpy(), places):     # which raises what `read` raised
-            pass
         return batch
-
-    def advice(self):
-        """A line on chunks that make windows slow to read, or ''."""
-        if not self.chunks:
-            return ''
-        window = 1, self._T + 1, *self.shape[2:]
-        touched = math.prod(math.ceil(n / size) for n, size in zip(window, self.chunks))
-        times = touched * math.prod(self.chunks) / math.prod(window)
-        compressed = self._stored.id.get_create_plist().get_nfilters() > 0
-        if times < 4 and not compressed:
-            return ''
-        words = f'{self.path} is stored in {"compressed " if compressed else ""}chunks'
-        return (f'  {words}: a window of {self._T + 1} frames reads {times:.0f} times its size; faster is: '
-                f'h5repack -f NONE -l CONTI {self.path} NEW.h5')
 
     @functools.cached_property
     def units(self):
@@ -551,7 +515,7 @@ class Windows:
         dimensionless.
     sampling: w_k of each dataset.
     """
-    pool = None                         # an executor whose threads read the windows of a batch
+    pinned = False                      # whether a batch lies in memory from which a GPU copies while the host goes on
 
     def __init__(self, datasets, config, sampling, seed):
         C = config.channels
@@ -583,7 +547,7 @@ class Windows:
         windows = []
         for k, of_dataset in groupby(samples, key=lambda sample: sample[0]):
             places = [(trajectory, first) for _, trajectory, first, _ in of_dataset]
-            windows.append(self.datasets[k].windows(places, self.T + 1, self.pool))
+            windows.append(self.datasets[k].windows(places, self.T + 1, self.pinned))
         noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
         return Batch(windows, Units(*(x[ks] for x in self.units)), self.floor[ks], self.evolving[ks], noise)
 
@@ -609,53 +573,40 @@ def numbers_of_rank(steps, batch_size, rank=0, world_size=1, parts=1):
             yield range(first, first + size)
 
 
-def batches(windows, numbers, device, workers=0):
-    """Yield windows[part] on the device for each of the `numbers`. Raises InputError as
-    Trajectories.windows does.
+def batches(windows, numbers, device, readers=READERS):
+    """Yield windows[part] on the device for each of the `numbers`, while so many threads read ahead.
 
-    Each batch is read, and copied to a GPU, while the one before it is computed with.
-    workers: so many processes read ahead; 0: this process reads; -1: threads of it read ahead.
+    On a GPU each batch is copied while the one before it is computed with.
     """
-    cuda = device.type == 'cuda'
-    loader = DataLoader(windows, sampler=numbers, batch_size=None, num_workers=max(workers, 0), pin_memory=cuda,
-                        worker_init_fn=ignore_signals, generator=torch.Generator())     # the global one stays as it is
-    copies = torch.cuda.Stream(device) if cuda else None
+    windows.pinned = device.type == 'cuda'
+    read = read_ahead(windows, numbers, readers) if readers else map(windows.__getitem__, numbers)
+    if device.type != 'cuda':
+        yield from (batch.to(device) for batch in read)
+        return
+    copies = torch.cuda.Stream(device)
     ahead = None
-    problem = ''
+    for batch in chain(read, [None]):
+        ready = ahead
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(copies)               # for the copy of `ready`
+        copies.wait_stream(computing)               # the next one may lie where an older batch was
+        with torch.cuda.stream(copies):
+            ahead = batch.to(device) if batch else None
+        if ready:
+            yield ready
+
+
+def read_ahead(windows, numbers, readers):
+    """Yield windows[part] for each of the `numbers`; each thread reads a whole batch."""
+    threads = ThreadPoolExecutor(readers)
+    reading = deque()
     try:
-        for batch in chain(read_ahead(loader, device) if workers < 0 else loader, [None]):
-            ready = ahead
-            if cuda:
-                computing = torch.cuda.current_stream(device)
-                computing.wait_stream(copies)               # for the copy of `ready`
-                copies.wait_stream(computing)        # the next one may lie where an older batch was
-            with torch.cuda.stream(copies):                 # which does nothing for None
-                ahead = batch.to(device) if batch else None
-            if ready:
-                yield ready
-    except InputError as error:
-        problem = str(error).rpartition('InputError: ')[2].strip()      # without the traceback of a worker
-    if problem:                  # raised where nothing holds the workers any more, so that they end
-        raise InputError(problem)
-
-
-def read_ahead(loader, device):
-    """Yield what a loader of `Windows` yields, which a thread reads meanwhile, with `READERS` others.
-
-    Threads copy into the memory from which a GPU takes a batch, while what a process has read would
-    be copied twice more.
-    """
-    cuda = device.type == 'cuda'
-    ahead = ThreadPoolExecutor(1, initializer=torch.cuda.set_device if cuda else None, initargs=[device] * cuda)
-    try:
-        with ThreadPoolExecutor(READERS) as loader.dataset.pool, ahead:
-            batches = iter(loader)
-            batch = ahead.submit(next, batches, None)
-            while ready := batch.result():
-                batch = ahead.submit(next, batches, None)
-                yield ready
+        for part in chain(numbers, [None] * readers):
+            reading.append(part and threads.submit(windows.__getitem__, part))
+            if len(reading) > readers:
+                yield reading.popleft().result()            # which raises what the thread raised
     finally:
-        loader.dataset.pool = None
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 # ------------------------------------------------------------------------------------------------ the model grid

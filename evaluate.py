@@ -36,6 +36,7 @@ from nets import experts
 from runtime import checkpoint, distributed, reports, terminal
 from runtime.terminal import Progress
 
+SCORED_WINDOWS = 64             # of a dataset in a scoring of a training, at most
 LONG = 'ns2d_fno_1e-3'          # the dataset of the paper's long rollouts (Sec. 5.4)
 MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
 ALL = math.inf                  # for their number: as many as the test data have
@@ -418,6 +419,37 @@ def score_table(results):
         row[''] = ', '.join(remarks)
         rows[dataset] = row
     return terminal.table('dataset', rows)
+
+
+def validation_windows(dataset):
+    """(trajectory, first frame) of at most SCORED_WINDOWS, spread over all of them."""
+    count = min(dataset.count, SCORED_WINDOWS)
+    return [(i * dataset.count // count, (2 * i + 1) * dataset.t_test // (2 * count)) for i in range(count)]
+
+
+@torch.no_grad()
+def validation_error(model, datasets, processes, dtype='fp32', samples=16):
+    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean
+    over the datasets.
+
+    samples: the windows of a batch.
+    """
+    T = model.config.frames
+    means = []
+    model.eval()
+    for dataset in datasets:
+        places = validation_windows(dataset)
+        predictor = Predictor(model, dataset, processes.device, dtype)
+        errors = torch.zeros(len(places), dtype=torch.float64)
+        for batch in processes.batches(len(places), samples):
+            frames = dataset.windows([places[i] for i in batch], T + 1).to(processes.device)    # (B, T+1, *space', C')
+            state = predictor.step(predictor.state(frames[:, :T]))
+            truth = predictor.truth(frames[:, T])
+            error = l2re_of_samples(predictor.prediction(state), truth, predictor.floor).mean(-1)               # (B,)
+            errors[list(batch)] = error.cpu().double()
+        means.append(mean(processes.sum(errors)))
+    model.train()
+    return sum(means) / len(means)
 
 
 # ------------------------------------------------------------------------------------------------ long rollouts

@@ -33,7 +33,7 @@ BATCH = 20           # MoE-POT's batch size; DPOT's is 32, and the paper states 
 def parse(argv=None):
     """What a command line asks for, with defaults that depend on the checkpoint and the dataset.
 
-    A train.Command, the FinetuneConfig, the dict of the checkpoint, and the rows to train on.
+    A train.Command, the dict of the checkpoint, and the rows to train on.
     --help shows the defaults of tiny and of a new dataset. Raises InputError for what does not fit
     together.
     """
@@ -67,7 +67,7 @@ def parse(argv=None):
         words.append('scratch')
     run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
     rows = subset(dataset.count, tune.samples, recipe.seed)
-    return train.Command(model, recipe, run, frozenset(vars(args))), tune, pretrained, rows
+    return train.Command(model, recipe, run, frozenset(vars(args)), tune=vars(tune)), pretrained, rows
 
 
 def adapted(config, dataset):
@@ -109,23 +109,26 @@ def subset(count, samples, seed):
 
 
 def main():
-    command, tune, pretrained, rows = parse()
-    processes = distributed.setup(command.run.device, command.run.threads)
+    command, pretrained, rows = parse()
+    processes = distributed.setup(command.run.device, command.run.threads, runs.flat(runs.settings_of(command)))
     with files.lock(command.run.out, processes):
         resumed = runs.checkpoint_to_resume(command.run, processes)
-        splits = train.open_splits(command.run, command.model, rows)
+        if resumed:
+            command = runs.taken_over(command, resumed)
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
-        known = pretrained['data'].get(tune.dataset, {}).get('train')
+        splits = train.open_splits(command.run, command.model, rows)
+        known = pretrained['data'].get(command.run.datasets[0], {}).get('train')
         if known:
             dataset = splits['train'][0]
-            evaluate.note(data.difference(dataset.header, known, dataset.path, f'the training of {tune.checkpoint}')[1])
+            there = f'the training of {pretrained["path"]}'
+            evaluate.note(data.difference(dataset.header, known, dataset.path, there)[1])
         before = configs.ModelConfig(**pretrained['config']['model'])
         train.announce_shape(before, command.model, splits['train'], processes)
-        if tune.from_scratch:
-            return train.train_model(command, splits, processes, resumed, finetuning=vars(tune))
-        return train.train_model(command, splits, processes, resumed, pretrained, vars(tune), frozen=True)
+        start = None if resumed or command.tune['from_scratch'] else pretrained
+        training = train.new_or_continued(command, splits, processes, resumed, start)
+        return train.run_to_the_end(training, processes) if training else 0
 
 
 if __name__ == '__main__':

@@ -5,58 +5,36 @@ tensor([[0.7311, 0.2689],
         [0.2689, 0.7311]])
 
 The limit for [[a, b], [c, d]] has sqrt(ad) / (sqrt(ad) + sqrt(bc)) in its corner, here e / (e + 1).
-
-Problem.  Given logits Z, find the doubly stochastic matrix diag(u) exp(Z) diag(v): all entries are
-          >= 0, all rows and columns sum to 1, and it is the nearest to exp(Z) in KL divergence.
-          This file takes `iters` rounds towards it.
-Source.   Sinkhorn & Knopp, "Concerning nonnegative matrices and doubly stochastic matrices", 1967.
-          In the AOT-POT paper T_l = Sinkhorn-Knopp(T~_l), Eq. (12), is in the Birkhoff polytope,
-          Eq. (10).
-Shapes.   logits (..., n, n) -> same shape and dtype; n is the number of streams. The computation is
-          in float32, even under autocast, or in float64 for a float64 input.
-Axes.     Row r is the result stream and column s the source stream: new x_r = sum_s T[r, s] x_s.
-Order.    A round normalises the columns, then the rows. So every row sums to 1 to rounding: each
-          result stream is an exact average of the sources. The column sums, which say how much of a
-          source survives, are off as tabled under Error. Adding a constant to a column of logits
-          changes nothing; adding it to a row changes the result by about as much as that error.
-Kernel.   The loop is the specification. On CUDA a Triton kernel, equal to rounding, takes its place
-          if n <= 16, but neither in float64 nor under the transforms of torch.func nor in
-          forward-mode differentiation. Both work with logarithms, so logits of +-1e4 are fine.
-Error.    The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with
-          logits ~ N(0, sigma^2), in float32, whose rounding is 2e-7:
-
-          iters |    sigma 0.1    |     sigma 1     |     sigma 2     |     sigma 4
-              5 |   6e-08   2e-07 |   3e-04   7e-02 |   1e-02   2e-01 |   8e-02   9e-01
-             10 |   6e-08   2e-07 |   3e-07   1e-02 |   5e-04   8e-02 |   2e-02   2e-01
-             20 |   6e-08   2e-07 |   7e-08   4e-04 |   9e-07   3e-02 |   3e-03   7e-02
-             50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02
-
-Gradient. It is exact for the `iters` rounds that ran, converged or not: by autograd for the loop,
-          by the adjoint of the rounds for the kernel; with create_graph=True always by the loop.
-          Memory grows with `iters`.
-Infinity. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all
-          gradients are finite. The columns converge only if some permutation avoids all zeros. A
-          row or column of -inf, a +inf or a NaN makes its own matrix all NaN.
-Raises.   TypeError or ValueError for logits that are not floating-point (..., n, n) or iters < 0.
 """
-import functools
-import importlib.util
-import os
-import warnings
-
 import torch
-from torch.library import custom_op
 
 
 def sinkhorn(logits, iters=20):
-    """Logits (..., n, n) -> (..., n, n): rows sum to 1, columns nearly. See the top of the file."""
-    check_logits(logits, iters)
+    """The matrix diag(u) exp(logits) diag(v) after `iters` rounds: its rows sum to 1, and its
+    columns nearly.
+
+    Its limit is doubly stochastic, and of all such matrices the nearest to exp(logits) in KL
+    divergence (Sinkhorn & Knopp, 1967; T_l of the AOT-POT paper, Eqs. (10) and (12)).
+
+    logits: (..., n, n) -> the same shape and dtype. Row r is the result stream and column s the
+    source: new x_r = sum_s T[r, s] x_s. It is computed in float32, even under autocast, or for a
+    float64 input in float64. In half precision it is rounded at the end, so that rows sum to 1 up
+    to 4e-3 in bfloat16 and 5e-4 in float16.
+    iters: a round normalises the columns, then the rows. So each result stream is an exact average
+    of the sources, while the column sums, or how much of a source survives, are off as tabled at
+    the end of this file. A constant added to a column of logits changes nothing, and one added to
+    a row about as much as that error.
+
+    The gradient is exact for the rounds that ran, whether they converged or not. Memory grows with
+    `iters`. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all
+    gradients are finite. The columns converge only if some permutation avoids all zeros. A row or
+    column of -inf, a +inf or a NaN makes its own matrix all NaN.
+    Raises TypeError or ValueError for other logits, and unless `iters` is 0, 1, 2, ...
+    """
+    check_arguments(logits, iters)
     with torch.autocast(logits.device.type, enabled=False):     # in bf16 rows would be 0.5 % off
         z = logits if logits.dtype == torch.float64 else logits.float()
-        if takes_kernel(z, iters):
-            P = fused(z.reshape(-1, *z.shape[-2:]), iters)[0].view(z.shape)
-        else:
-            P = loop(z, iters)
+        P = rounds(z, iters)
     return P.to(logits.dtype)
 
 
@@ -68,7 +46,10 @@ def loop(z, iters):
     return z.exp()
 
 
-def check_logits(logits, iters):
+rounds = loop       # for which nets/sinkhorn_kernel.py, once imported, has a kernel on a GPU
+
+
+def check_arguments(logits, iters):
     """Raise TypeError or ValueError for arguments that `sinkhorn` does not take."""
     if not torch.is_tensor(logits) or not logits.is_floating_point():
         got = getattr(logits, 'dtype', type(logits).__name__)
@@ -76,165 +57,15 @@ def check_logits(logits, iters):
     shape = tuple(logits.shape)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f'logits have shape {shape}; expected square matrices (..., n, n)')
-    if iters < 0:
-        raise ValueError(f'iters is {iters}; expected at least 0')
+    if iters < 0 or iters % 1:
+        raise ValueError(f'iters is {iters}; expected at least 0, a whole number')
 
 
-# -------------------------------------------------------------------------- from here on only speed
-
-TRITON = importlib.util.find_spec('triton') is not None     # imported at its first use
-INTERPRET = os.environ.get('TRITON_INTERPRET') == '1'       # runs the kernel on a CPU, for tests
-
-
-def takes_kernel(z, iters):
-    """Whether `sinkhorn` takes the kernel for z (..., n, n)."""
-    place = z.is_cuda or INTERPRET
-    small = 0 < z.numel() and z.shape[-1] <= 16 and z.dtype != torch.float64
-    return place and small and iters > 0 and not transformed(z) and trusted()
-
-
-def transformed(x):
-    """Whether a transform of torch.func or forward-mode differentiation follows x."""
-    if torch.compiler.is_compiling():
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return True
-    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
-
-
-@functools.cache
-def kernels():
-    """Triton's kernels (forward, backward), for BLOCK matrices whose n is padded to N."""
-    global tl                           # Triton looks a kernel's names up among the globals
-    import triton
-    import triton.language as tl
-
-    # iters is a constant, for Triton's interpreter cannot count to a tensor; no loop is unrolled
-    @triton.jit
-    def forward(z_ptr, p_ptr, log_ptr, sum_ptr, B, n,
-                iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        """P, its logarithm, and the logarithms of the sums of all rounds, from logits."""
-        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
-        r = tl.arange(0, N)[None, :, None]
-        s = tl.arange(0, N)[None, None, :]
-        # the padding of a matrix is a block of its own, whose sums are finite and affect no others
-        inside = (b < B) & (r < n) & (s < n)
-        padding = tl.where((r < n) == (s < n), 0., -float('inf'))
-        z = tl.load(z_ptr + (b * n + r) * n + s, mask=inside, other=padding)
-        z -= tl.max(z, 1, keep_dims=True)       # then each row and column sum is between 1/n and n
-        top = tl.max(z, 2, keep_dims=True)
-        z -= top
-        column = tl.log(tl.sum(tl.exp(z + top), 1, keep_dims=True))
-        for t in range(iters):
-            z -= column
-            row = tl.log(tl.sum(tl.exp(z), 2, keep_dims=True))
-            z -= row
-            tl.store(sum_ptr + (2 * t * B + b) * n + s, column, mask=(b < B) & (s < n))
-            tl.store(sum_ptr + ((2 * t + 1) * B + b) * n + r, row + top, mask=(b < B) & (r < n))
-            top *= 0                            # only the sums of the first round have the maxima
-            column = tl.log(tl.sum(tl.exp(z), 1, keep_dims=True))
-        tl.store(log_ptr + (b * n + r) * n + s, z, mask=inside)
-        tl.store(p_ptr + (b * n + r) * n + s, tl.exp(z), mask=inside)
-
-    @triton.jit
-    def backward(up_ptr, log_ptr, sum_ptr, h_ptr, B, n,
-                 iters: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-        """H = dL/dlogits from dL/dP, by going back through the rounds.
-
-        Half a round that ends in the matrix P takes H back to H - P * (sum of H along its axis).
-        """
-        b = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None, None]
-        r = tl.arange(0, N)[None, :, None]
-        s = tl.arange(0, N)[None, None, :]
-        inside = (b < B) & (r < n) & (s < n)
-        z = tl.load(log_ptr + (b * n + r) * n + s, mask=inside, other=-float('inf'))
-        h = tl.load(up_ptr + (b * n + r) * n + s, mask=inside, other=0.) * tl.exp(z)
-        for t in range(iters):
-            back = iters - 1 - t
-            rows = sum_ptr + ((2 * back + 1) * B + b) * n + r
-            columns = sum_ptr + (2 * back * B + b) * n + s
-            row = tl.load(rows, mask=(b < B) & (r < n), other=0.)
-            column = tl.load(columns, mask=(b < B) & (s < n), other=0.)
-            h -= tl.exp(z) * tl.sum(h, 2, keep_dims=True)
-            z += row
-            h -= tl.exp(z) * tl.sum(h, 1, keep_dims=True)
-            z += column
-        tl.store(h_ptr + (b * n + r) * n + s, h, mask=inside)
-
-    return forward, backward
-
-
-TRUSTED = []                            # the answer of `trusted`, once there is one
-
-
-def trusted():
-    """Whether the kernel is there and, on a GPU, equals the loop: tried once, with a warning."""
-    if not TRUSTED:
-        TRUSTED.append(TRITON)
-        if TRITON and torch.cuda.is_available():
-            reason = 'the results differ'
-            try:
-                z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
-                TRUSTED[0] = torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5)
-            except Exception as error:                  # Triton and its compiler fail in many ways
-                TRUSTED[0] = False
-                reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-            if not TRUSTED[0]:
-                warnings.warn(f'the Triton kernel of sinkhorn.py is not taken ({reason}); '
-                              'the loop is slower')
-    return TRUSTED[0]
-
-
-# torch.compile calls it while it reads the code, and what it compiles has been tried
-trusted._dynamo_marked_constant = True
-
-
-def launch(kernel, *tensors, B, n, iters):
-    N = 1 << (n - 1).bit_length()               # Triton's blocks have powers of two
-    BLOCK = max(1, 128 // N ** 2)               # for one warp, with 512 bytes of shared memory
-    with torch.cuda.device_of(tensors[0]):      # Triton launches on the current device
-        kernel[(-(-B // BLOCK),)](*tensors, B, n, iters, N=N, BLOCK=BLOCK, num_warps=1)
-
-
-# as operators, torch.compile takes the kernels as they are and does not look inside
-@custom_op('aotpot::sinkhorn', mutates_args=(),
-           schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
-def fused(z, iters):
-    """z (B, n, n) float32 -> P, log P, and the log sums of all rounds (iters, 2, B, n)."""
-    B, n, _ = z.shape
-    z = z.contiguous()
-    P = torch.empty_like(z)
-    log = torch.empty_like(z)
-    sums = z.new_empty(iters, 2, B, n)
-    launch(kernels()[0], z, P, log, sums, B=B, n=n, iters=iters)
-    return P, log, sums
-
-
-@custom_op('aotpot::sinkhorn_backward', mutates_args=(),
-           schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
-def fused_backward(upstream, log, sums):
-    """dL/dz from dL/dP and what `fused` returned beside P: these give the matrix of each round."""
-    iters, _, B, n = sums.shape
-    H = torch.empty_like(log)
-    launch(kernels()[1], upstream.contiguous(), log, sums, H, B=B, n=n, iters=iters)
-    return H
-
-
-fused.register_fake(lambda z, iters: (
-    torch.empty_like(z), torch.empty_like(z), z.new_empty(iters, 2, *z.shape[:2])))
-fused_backward.register_fake(lambda upstream, log, sums: torch.empty_like(log))
-
-
-def save_for_backward(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0], *output[1:])
-    ctx.set_materialize_grads(False)            # zeros for two outputs would be two launches
-
-
-def backward_of_fused(ctx, upstream, *_):
-    z, log, sums = ctx.saved_tensors
-    if torch.is_grad_enabled():                 # create_graph: the gradient will be differentiated
-        return torch.autograd.grad(loop(z, len(sums)), z, upstream, create_graph=True)[0], None
-    return fused_backward(upstream, log, sums), None
-
-
-fused.register_autograd(backward_of_fused, setup_context=save_for_backward)
+# The largest |column sum - 1| of a matrix: median and worst of 4096 random 4x4 matrices with logits
+# ~ N(0, sigma^2), in float32, whose rounding is 2e-7.
+#
+#   iters |    sigma 0.1    |     sigma 1     |     sigma 2     |     sigma 4
+#       5 |   6e-08   2e-07 |   3e-04   7e-02 |   1e-02   2e-01 |   8e-02   9e-01
+#      10 |   6e-08   2e-07 |   3e-07   1e-02 |   5e-04   8e-02 |   2e-02   2e-01
+#      20 |   6e-08   2e-07 |   7e-08   4e-04 |   9e-07   3e-02 |   3e-03   7e-02
+#      50 |   6e-08   2e-07 |   6e-08   2e-07 |   7e-08   1e-02 |   9e-06   2e-02

@@ -11,13 +11,14 @@ best.pt, the weights with the lowest error on it. A folder that holds a run is r
 --resume. Defaults in brackets are those of --size.
 """
 import runtime  # noqa: F401, isort: skip, before torch
+import argparse
 import dataclasses
+import json
 import math
 import signal
 import time
-import warnings
 from contextlib import closing
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,14 +31,11 @@ import data
 import evaluate
 from configs import InputError, show
 from nets import experts
-from nets.build import build, matrices
-from nets.muon import Muon
-from runtime import distributed, files, runs, terminal
-from runtime.checkpoint import load_file, maps_in, start_from
+from nets.build import OPTIMIZERS, build, compile_model, optimizer_of
+from runtime import distributed, files, memory, runs, terminal
+from runtime.checkpoint import load_file, maps_in, save_file, start_from
 
-SCORED_WINDOWS = 64             # of a dataset in a scoring, at most
-
-# ----------------------------------------------------------------------------------- flags and data
+# -------------------------------------------------------------------------------------------- flags
 
 class Command(NamedTuple):
     """What a command line asks for."""
@@ -46,6 +44,7 @@ class Command(NamedTuple):
     run: configs.RunConfig
     given: frozenset            # the names of the flags in it
     size: str = ''              # the preset of train.py
+    tune: dict = {}             # the settings of finetune.py
 
 
 def parse(argv=None):
@@ -56,17 +55,18 @@ def parse(argv=None):
     parser = terminal.Parser(description=__doc__, parents=[first])
     parser.add(configs.model(size), f'model ({size})')
     parser.add(configs.recipe(size), f'recipe ({size})')
-    parser.add(configs.run(size, torch.cuda.is_available()), 'run')
+    parser.add(configs.run(size), 'run')
+    parser.set_defaults(size=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    network = getattr(args, 'network', 'aotpot')
-    device = distributed.choose_device(getattr(args, 'device', 'auto'))
-    model = configs.override(configs.model(size, network=network), args)
+    model = configs.override(configs.model(size, network=getattr(args, 'network', 'aotpot')), args)
     recipe = configs.override(configs.recipe(size), args)
-    run = configs.override(configs.run(size, device.type == 'cuda'), args)
-    if not run.out:
-        run = dataclasses.replace(run, out=f'out/{size}' if network == 'aotpot' else f'out/{size}-{network}')
-    return Command(model, recipe, run, frozenset(vars(args)), size)
+    cuda = distributed.choose_device(getattr(args, 'device', 'auto')).type == 'cuda'
+    run = configs.override(configs.run(size, cuda), args)
+    name = size if model.network == 'aotpot' else f'{size}-{model.network}'
+    return Command(model, recipe, dataclasses.replace(run, out=run.out or f'out/{name}'), frozenset(vars(args)), size)
 
+
+# --------------------------------------------------------------------------------------------- data
 
 def with_data(run, size, processes):
     """The run config with folder and datasets; rank 0 generates those of configs.BUILTIN."""
@@ -74,7 +74,7 @@ def with_data(run, size, processes):
     names = run.datasets
     if not folder:
         builtin = size if size in configs.BUILTIN or any(Path('data').glob('*/train.h5')) else 'nano'
-        if builtin != size and processes.rank == 0:
+        if builtin != size:
             terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
                           f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
         mixture = configs.BUILTIN.get(builtin, ())
@@ -131,14 +131,115 @@ def announce_shape(before, now, datasets, processes):
                             f'{now.patch} points')
 
 
-def grid_advice(datasets, config):
-    """A line that suggests a grid to a model whose grid is none of the data's, or ''."""
-    grids = [dataset.space for dataset in datasets]
-    largest = tuple(max(sizes) for sizes in zip(*grids))
-    if config.resolution in grids or any(size % config.patch for size in largest):
-        return ''
-    return (f'  the grid of the model, {show(config.resolution)}, is not that of the data; try --resolution '
-            f'{show(largest)}')
+def open_splits(run, config, rows=None):
+    """{split: [data.Trajectories]} of a run, of 'valid' those that exist. rows: of the training."""
+    def opened(split, rows=None):
+        return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
+                for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
+    return {'train': opened('train', rows), 'test': opened('test'), 'valid': opened('valid')}
+
+
+def sampling_weights(names, recipe):
+    """w_k of each dataset: --sampling's, the paper's, or 1. InputError: unknown dataset."""
+    given = recipe.weights()
+    for name in given:                       # those of a preset that are absent here have no effect
+        if name not in {*names, *configs.DATASETS}:
+            raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
+                             + configs.nearest(name, names))
+    paper = {name: dataset.weight for name, dataset in configs.DATASETS.items()}
+    return [given.get(name, paper.get(name, 1.0)) for name in names]
+
+
+# -------------------------------------------------------------------------------------------- a run
+
+class Training(NamedTuple):
+    """A run, new or continued, before its next step."""
+    command: Command            # whose steps and precision are set
+    splits: dict                # as of `open_splits`
+    windows: data.Windows       # the training data
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    progress: runs.State
+    metadata: dict              # of its checkpoints: {'config', 'data', 'dtype'}
+
+
+def complete(command, draws, processes, resumed=None):
+    """A Command with its steps, of an epoch of so many `draws`, its precision, and how often it is saved."""
+    model, recipe, run, *_ = command
+    steps = recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size)
+    dtype = resumed['dtype'] if resumed else distributed.precision(run.dtype, processes, model.width)
+    save_every = run.save_every
+    if not resumed and 'save_every' not in command.given:
+        save_every = min(save_every, math.ceil(steps / 10))                 # or best.pt would have few to choose from
+    return command._replace(recipe=dataclasses.replace(recipe, steps=steps),
+                            run=dataclasses.replace(run, dtype=dtype, save_every=save_every))
+
+
+def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
+    """The Training of a Command; None: it is finished.
+
+    resumed: the last.pt of the run to go on with. pretrained: the checkpoint from whose weights a
+    new one starts. Both are as of `load_file`, and their tensors are let go.
+    """
+    datasets = splits['train']
+    frozen = bool(command.tune) and not command.tune['from_scratch']        # as are the routers then
+    for name, known in {'loss': LOSSES, 'optimizer': OPTIMIZERS}.items():
+        chosen = getattr(command.recipe, name)
+        if chosen not in known:
+            raise InputError(f'--{name} {chosen}: there is none of that name{configs.nearest(chosen, known)}')
+    if command.model.experts and not frozen and (command.run.accumulate > 1 or command.recipe.batch_size == 1):
+        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
+                         '--batch_size instead of --accumulate')
+    saved = resumed or pretrained or {}
+    headers = data.read_headers(command.run.data, command.run.datasets)
+    for dataset in datasets:
+        if resumed:
+            dataset.units = data.Units.read(resumed['data'][dataset.name]['train'])
+        headers[dataset.name]['train']['units'] = dataset.units.header()
+    if resumed:
+        runs.require_same_data(resumed['data'], headers, command.run.data)
+    settings = runs.settings_of(command)
+    sampling = sampling_weights(command.run.datasets, command.recipe)
+    config = command.model
+    windows = data.Windows(datasets, config, sampling, command.recipe.seed)
+    command = complete(command, windows.draws, processes, resumed)
+    settings['run']['save_every'] = command.run.save_every
+    if resumed and resumed['scored'] == command.recipe.steps:
+        processes.print(f'the run in {command.run.out} is finished, at step {resumed["step"]}; there is nothing left '
+                        f'to do')
+        return None
+    torch.manual_seed(command.recipe.seed)
+    model = build(config, command.run.form, processes.device, headers).to(processes.device)
+    announce(model, windows, sampling, command, processes)
+    own_maps = '', 'learned', pretrained and pretrained['config']['model'].get('channel_maps')
+    if pretrained:
+        processes.print(start_from(model, pretrained))
+    if not resumed and config.channel_maps not in own_maps:
+        model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
+    if frozen:
+        experts.freeze_routers(model)
+    optimizer = optimizer_of(model, command.recipe, processes.device, command.run.dtype)
+    progress = runs.restore(resumed, model, optimizer) if resumed else runs.State()
+    saved.clear()                           # or the tensors would take their memory until the end of the run
+    metadata = {'config': settings, 'data': headers, 'dtype': command.run.dtype}
+    return Training(command, splits, windows, model, optimizer, progress, metadata)
+
+
+def announce(model, windows, sampling, command, processes):
+    """Print the header: the network, the machine, the datasets and their shares of the draws."""
+    run = command.run
+    hardware = f'{processes.world_size} x {processes.device.type}'
+    if run.compile != 'off':
+        form = 'compiled as CUDA graphs' if run.compile == 'graphs' else 'compiled'
+        hardware += f', {form} before the first step, which takes a minute or two'
+    size = f'{aotpot.parameters(model):,} parameters'
+    if model.config.experts:
+        size += f', {experts.activated(model):,} of them activated'
+    processes.print(f'{model.config.title}, {size}, {show(model.config.resolution)} grid, {run.dtype} on {hardware}, '
+                    f'global batch {command.recipe.batch_size} -> {run.out}')
+    for dataset, weight, share in zip(windows.datasets, sampling, windows.share):
+        processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
+                        f'{show(dataset.space)}, weight {weight:g}: {share:.0%} of the draws')
 
 
 # ----------------------------------------------------------------------------------------- one step
@@ -212,288 +313,117 @@ def loss_of(prediction, batch, kind='relative', normalize=False):
 
 # ----------------------------------------------------------------------------------------- the loop
 
-def compile_model(model, run, samples, processes):
-    """The model as the loop calls it: compiled if --compile says so and the compiler does not fail.
-
-    A training pass of so many samples is compiled here, before the first step and outside
-    DistributedDataParallel.
-    """
-    if run.compile == 'off':
-        return model
-    config = model.config
-    torch._dynamo.config.optimize_ddp = False           # or it would split the graph later
-    warnings.filterwarnings('ignore', module='torch._inductor')     # what it advises for fp32 is not wanted here
-    for parameter in model.parameters():
-        if parameter.requires_grad:         # so that gradients are added to it: a CUDA graph reuses its own
-            parameter.grad = torch.zeros_like(parameter)
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
-    u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=processes.device)
-    try:
-        with autocast(run, processes.device):
-            prediction = compiled(u, u.new_zeros(samples, 2, config.channels))
-        prediction.float().square().mean().backward()
-    except Exception as error:      # of whatever kind; what is the model's fault fails eagerly, too
-        compiled = model
-        if processes.rank == 0:
-            terminal.warn(f'--compile: {" ".join(str(error).split())[:300]}; the run goes on without it')
-    for buffer, before in zip(model.buffers(), buffers):
-        buffer.data.copy_(before)
-    model.zero_grad(set_to_none=False)
-    return compiled
-
-
 def autocast(run, device):
     """The precision of --dtype, as a context."""
     return torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
 
 
-def validation_windows(dataset):
-    """(trajectory, first frame) of at most SCORED_WINDOWS, spread over all of them."""
-    count = min(dataset.count, SCORED_WINDOWS)
-    return [(i * dataset.count // count, (2 * i + 1) * dataset.t_test // (2 * count)) for i in range(count)]
+def score_weights(training, log, processes):
+    """Score the weights on valid.h5, or where there is none on test.h5, and log it.
 
-
-@torch.no_grad()
-def validation_error(model, datasets, processes, dtype='fp32', samples=16):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean
-    over the datasets.
-
-    samples: the windows of a batch; the last one is filled up, as a compiled model would recompile.
+    They become best.pt if every dataset has a valid.h5 and their error is the lowest, and with
+    --keep step<N>.pt. The time does not count as training.
     """
-    T = model.config.frames
-    means = []
-    model.eval()
-    for dataset in datasets:
-        places = validation_windows(dataset)
-        predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
-        floor = predictor.floor
-        errors = torch.zeros(len(places), dtype=torch.float64)
-        for batch in processes.batches(len(places), samples):
-            filled = [*batch, *[batch[-1]] * (samples - len(batch))]
-            frames = dataset.windows([places[i] for i in filled], T + 1).to(processes.device)   # (B, T+1, *space', C')
-            state = predictor.step(predictor.state(frames[:, :T]))
-            truth = predictor.truth(frames[:, T])
-            error = evaluate.l2re_of_samples(predictor.prediction(state), truth, floor).mean(-1)                 # (B,)
-            errors[list(batch)] = error[:len(batch)].cpu().double()
-        means.append(evaluate.mean(processes.sum(errors)))
-    model.train()
-    return sum(means) / len(means)
+    command, splits, _, model, _, progress, metadata = training
+    run = command.run
+    split = 'valid' if splits['valid'] else 'test'
+    samples = data.samples_per_pass(command.recipe.batch_size, processes.world_size, run.accumulate)
+    error = evaluate.validation_error(model, splits[split], processes, run.dtype, samples)
+    progress.scored = progress.step
+    names = [dataset.name for dataset in splits[split]]
+    whose = '' if len(names) == len(splits['train']) else f' ({" ".join(names)} alone)'
+    processes.print(f'step {progress.step}: {split} {error:.4f}{whose}')
+    weights = {'model': model.state_dict(), 'step': progress.step, **metadata}
+    if split == 'valid' and not whose and error < progress.best:
+        progress.best = error
+        if processes.rank == 0:
+            save_file({**weights, 'valid': error}, Path(run.out, 'best.pt'))
+    if run.keep and processes.rank == 0:
+        save_file(weights, Path(run.out, f'step{progress.step}.pt'))
+    log.append({'step': progress.step, split: error if math.isfinite(error) else None})
+    log.go_on()
 
 
-def optimizer_of(model, recipe, device, dtype='fp32'):
-    """The optimizer of --optimizer; AdamW in one pass where PyTorch has that."""
-    fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
-    settings = dict(lr=recipe.lr, betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay, fused=fused)
-    if recipe.optimizer == 'adamw':
-        return torch.optim.AdamW(model.parameters(), **settings)
-    return Muon(*matrices(model), recipe.ratio, recipe.momentum, half=dtype == 'bf16', **settings)
+def fit(training, network, batches, log, arrived, processes):
+    """Minimise Eq. (3) until all steps are done, or a signal has come, which is returned, or 0.
 
-
-LEARNABLE = 1e-3, 1e3     # root mean squares of a channel that a network without --normalize learns
-OFFSET = 30                     # and so many deviations at most may it have as a mean
-
-
-def units_advice(datasets, config):
-    """A line on the first channel whose units a network of raw values does not learn, or that never
-    varies, or ''.
-    """
-    for dataset in datasets:
-        mean = dataset.units.mean[0, dataset.evolving]
-        deviation = dataset.units.deviation[0, dataset.evolving]
-        sizes = torch.hypot(mean, deviation)
-        for channel, size, deviation in zip(dataset.evolving_names, sizes.tolist(), deviation.tolist()):
-            words = f'values of {size:.1e} with a deviation of {deviation:.1e}'
-            learnable = LEARNABLE[0] < size < LEARNABLE[1] and size < OFFSET * deviation
-            if not (learnable or config.normalize):
-                return f'  {channel} of {dataset.name} has {words}, which this network hardly learns; try --normalize'
-    return ''
-
-
-def fit(network, optimizer, batches, command, record, score):
-    """Minimise Eq. (3) over the training data, until all steps are done or a signal has come.
-
-    network: the model as `compile_model` returns it, in DistributedDataParallel if there are
-    several processes.
+    network: the model, compiled and in DistributedDataParallel.
     batches: yields a data.Batch for each of the --accumulate parts of a step.
-    command: a Command whose number of steps is set.
-    record: the runs.Record, whose step is where the run goes on.
-    score: a function that returns the error on the data of the scorings.
+    arrived: a list of signals, which several processes compare when they write a line of the log.
     """
+    command, _, windows, model, optimizer, progress, _ = training
     recipe = command.recipe
-    while not record.stop:
-        if record.is_due() and record.step > record.scored:
-            record.add_score(score())
-        if record.step == recipe.steps:
-            record.save()
-            break
-        lr = one_cycle(record.step, recipe.steps, recipe.lr, recipe.warmup)
+    run = command.run
+    while True:
+        if is_due(progress.step, command) and progress.step > progress.scored:
+            score_weights(training, log, processes)
+        if progress.step == recipe.steps:
+            runs.save(training, processes)
+            return 0
+        lr = one_cycle(progress.step, recipe.steps, recipe.lr, recipe.warmup)
         for group in optimizer.param_groups:
             group['lr'] = lr * group.get('ratio', 1)
-        for batch in distributed.parts_of_step(batches, command.run.accumulate, network):
+        loss = 0.0
+        for part, batch in enumerate(islice(batches, run.accumulate), start=1):
+            network.require_backward_grad_sync = part == run.accumulate         # of DistributedDataParallel
             u = data.noisy_inputs(batch, command.model, recipe.noise)           # (B, T, *space, C)
-            with autocast(command.run, u.device):
+            with autocast(run, u.device):
                 prediction = network(u, batch.condition)                        # (B, *space, C)
-            loss = loss_of(prediction.float(), batch, recipe.loss, command.model.normalize) / command.run.accumulate
-            (loss + recipe.balance * experts.balance_loss(record.model, recipe.batch_size)).backward()
-            record.loss += loss.detach()
+            of_part = loss_of(prediction.float(), batch, recipe.loss, command.model.normalize) / run.accumulate
+            (of_part + recipe.balance * experts.balance_loss(model, recipe.batch_size)).backward()
+            loss += of_part.detach()
         norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)   # which stay where the compiler and DDP expect them
-        record.add(norm, lr)
-        if record.is_due() or record.stop:
-            record.save()
+        progress.step += 1
+        log.add(loss, norm, experts.after_step(model) if model.config.experts else norm.new_empty(0))
+        due = is_due(progress.step, command)
+        line = due or progress.step % run.log_every == 0
+        stop = distributed.first_signal(arrived, processes) if line or processes.world_size == 1 else 0
+        if line or stop:
+            log.write(progress.step, lr, progress.step * recipe.batch_size / windows.draws)
+        if due or stop:
+            runs.save(training, processes)
+        if stop:
+            return stop
 
 
-# -------------------------------------------------------------------------------------------- a run
-
-def open_splits(run, config, rows=None):
-    """{split: [data.Trajectories]} of a run, of 'valid' those that exist. rows: of the training."""
-    def opened(split, rows=None):
-        return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
-                for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
-    return {'train': opened('train', rows), 'test': opened('test'), 'valid': opened('valid')}
+def is_due(step, command):
+    """Whether a run is saved and scored after so many steps."""
+    return step > 0 and (step == command.recipe.steps or step % command.run.save_every == 0)
 
 
-def sampling_weights(names, recipe):
-    """w_k of each dataset: --sampling's, the paper's, or 1. InputError: unknown dataset."""
-    given = recipe.weights()
-    for name in given:                       # those of a preset that are absent here have no effect
-        if name not in {*names, *configs.DATASETS}:
-            raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
-                             + configs.nearest(name, names))
-    paper = {name: dataset.weight for name, dataset in configs.DATASETS.items()}
-    return [given.get(name, paper.get(name, 1.0)) for name in names]
-
-
-def require_trainable(command, datasets, frozen):
-    """Raise InputError for what the network cannot train on. frozen: whether its routers are."""
-    config = command.model
-    batch_size = command.recipe.batch_size
-    parts = command.run.accumulate
-    if config.experts and not frozen and (parts > 1 or batch_size == 1):
-        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
-                         '--batch_size instead of --accumulate')
-
-
-def complete(command, datasets, processes, resumed=None):
-    """A Command with what follows from its datasets and its machine: the steps, the precision, the
-    workers.
-
-    A resumed run keeps its precision on another machine.
-    """
-    run = command.run
+def run_to_the_end(training, processes):
+    """Train, and print the errors on the test data. Returns the exit code."""
+    command, splits, windows, model, _, progress, metadata = training
     recipe = command.recipe
-    draws = sum(dataset.count for dataset in datasets)
-    steps = recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size)
-    dtype = distributed.precision(run.dtype, processes, 0 if resumed else command.model.width)
-    if resumed:
-        dtype = resumed.get('dtype', dtype)                     # earlier versions have not noted it
-    save_every = run.save_every
-    if 'save_every' not in command.given:
-        save_every = min(save_every, math.ceil(steps / 10))                 # or best.pt would have few to choose from
-    workers = run.workers
-    if workers < 0 and processes.device.type == 'cpu':
-        workers = 0
-    return command._replace(recipe=dataclasses.replace(recipe, steps=steps),
-                            run=dataclasses.replace(run, dtype=dtype, workers=workers, save_every=save_every))
-
-
-def announce(model, datasets, sampling, recipe, run, processes):
-    """Print the header: the network, the machine, the datasets and their shares of the draws."""
-    config = model.config
-    hardware = f'{processes.world_size} x {processes.device.type}'
-    if run.compile != 'off':
-        form = 'compiled as CUDA graphs' if run.compile == 'graphs' else 'compiled'
-        hardware += f', {form} before the first step, which takes a minute or two'
-    size = f'{aotpot.parameters(model):,} parameters'
-    if config.experts:
-        size += f', {experts.activated(model):,} of them activated'
-    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on {hardware}, global batch '
-                    f'{recipe.batch_size} -> {run.out}')
-    for dataset, weight in zip(datasets, sampling):
-        processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
-                        f'{show(dataset.space)}, weight {weight:g}: {weight / sum(sampling):.0%} of the draws')
-    advice = [grid_advice(datasets, config), units_advice(datasets, config)]
-    advice += [dataset.advice() for dataset in datasets]
-    for line in filter(None, advice):
-        processes.print(line)
-
-
-def initialize(model, datasets, pretrained, processes):
-    """Give a new network what is not random: pretrained weights, channel maps, units of solutions.
-    """
-    config = model.config
-    maps = ''
-    if pretrained:
-        processes.print(start_from(model, pretrained))
-        maps = pretrained['config']['model'].get('channel_maps')
-    if config.channel_maps not in ('', 'learned', maps):
-        model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
-
-
-def train_model(command, splits, processes, resumed=None, pretrained=None, finetuning=None, frozen=False):
-    """Build the network of a Command, train it, and print its errors on splits['test']. Returns the
-    exit code.
-
-    splits: as returned by `open_splits`.
-    resumed: the dict of the last.pt of the run to go on with, which is emptied when its tensors are
-    loaded.
-    pretrained: that of the checkpoint from whose weights a new run starts, which is emptied, too.
-    finetuning: the settings of finetune.py, for the checkpoint.
-    frozen: whether the routers of experts stay as they are.
-    Raises InputError for another run than that of `resumed`.
-    """
-    saved = resumed or pretrained or {}
-    datasets = splits['train']
-    settings = {'model': vars(command.model), 'train': vars(command.recipe), 'run': vars(command.run)}
-    if finetuning:
-        settings['finetune'] = finetuning
-    command = complete(command, datasets, processes, resumed)
     run = command.run
-    recipe = command.recipe
-    sampling = sampling_weights(run.datasets, recipe)
-    headers = data.read_headers(run.data, run.datasets)
-    for dataset in datasets:
-        if resumed:
-            dataset.units = data.Units.read(resumed['data'][dataset.name]['train'])
-        headers[dataset.name]['train']['units'] = dataset.units.header()
-    if resumed:
-        runs.require_unchanged(resumed, settings, headers)
-        if resumed['scored'] == recipe.steps:
-            processes.print(f'the run in {run.out} is finished, at step {resumed["step"]}; there is nothing left to do')
-            distributed.leave(processes)
-            return 0
-    require_trainable(command, datasets, frozen)
-    torch.manual_seed(recipe.seed)
-    model = build(command.model, run.form, processes.device, headers).to(processes.device)
-    announce(model, datasets, sampling, recipe, run, processes)
-    if not resumed:
-        initialize(model, datasets, pretrained, processes)
-    if frozen:
-        experts.freeze_routers(model)
-
-    samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
-    score_samples = min(samples, math.ceil(SCORED_WINDOWS / processes.world_size))
-    split = 'valid' if splits['valid'] else 'test'
-    scored = splits[split]
-    whose = '' if len(scored) == len(datasets) else f' ({" ".join(dataset.name for dataset in scored)} alone)'
-    windows = data.Windows(datasets, model.config, sampling, recipe.seed)
-    optimizer = optimizer_of(model, recipe, processes.device, run.dtype)
-    metadata = {'config': settings, 'data': headers, 'dtype': run.dtype}
-    record = runs.Record(command, model, optimizer, metadata, windows.draws, split, whose, processes, resumed)
-    saved.clear()                             # or it would take its memory until the end of the run
+    if progress.step == 0:
+        runs.save(training, processes)
+    if processes.rank == 0:
+        settings = {**metadata['config'], 'data': metadata['data'], 'steps': recipe.steps}
+        files.write_text(Path(run.out, 'config.json'), json.dumps(settings, indent=1))
+    log = runs.Log(Path(run.out, 'log.jsonl'), progress.step, recipe, processes)
     started = time.perf_counter()
-    compiled = compile_model(model.train(), run, samples, processes)
+    samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
+    if processes.device.type == 'cpu':
+        with autocast(run, processes.device):
+            processes.print(memory.forecast(model, samples, run.accumulate))
+    compiled = compile_model(model.train(), run, samples, processes.device)
     network = distributed.data_parallel(compiled, processes)
-    score = partial(validation_error, compiled, scored, processes, run.dtype, score_samples)
-    numbers = data.numbers_of_rank(range(record.step, recipe.steps), recipe.batch_size, processes.rank,
+    numbers = data.numbers_of_rank(range(progress.step, recipe.steps), recipe.batch_size, processes.rank,
                                    processes.world_size, run.accumulate)
     batches = data.batches(windows, numbers, processes.device, run.workers)
-    with terminal.handling(terminal.SIGNALS, record.requests.note), record.bar, closing(batches):
-        fit(network, optimizer, record.timed(batches), command, record, score)
-    if record.stop:
-        processes.print(f'stopped by {signal.Signals(record.stop).name} at step {record.step}; continue with the same '
+    arrived = []
+
+    def note(number, _):
+        arrived.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills the process
+    log.go_on()                                                 # compiling does not count
+    with terminal.handling(terminal.SIGNALS, note), closing(batches):
+        stop = fit(training, network, log.timed(batches), log, arrived, processes)
+    if stop:
+        processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue with the same '
                         f'command and --resume')
     else:
         trained = time.perf_counter()
@@ -502,20 +432,24 @@ def train_model(command, splits, processes, resumed=None, pretrained=None, finet
         processes.print(f'{trained - started:.0f} s of training, {time.perf_counter() - trained:.0f} s of evaluation; '
                         f'checkpoints in {run.out}')
     distributed.leave(processes)
-    return 128 + record.stop if record.stop else 0
+    return 128 + stop if stop else 0
 
 
 def main():
     command = parse()
-    run = command.run
-    processes = distributed.setup(run.device, run.threads)
-    with files.lock(run.out, processes):
-        resumed = runs.checkpoint_to_resume(run, processes)
-        pretrained = load_file(run.init_from) if run.init_from and not resumed else None
-        run = with_data(run, command.size, processes)
-        command = fitted(command._replace(run=run), processes)
-        splits = open_splits(run, command.model)
-        return train_model(command, splits, processes, resumed, pretrained)
+    processes = distributed.setup(command.run.device, command.run.threads, runs.flat(runs.settings_of(command)))
+    with files.lock(command.run.out, processes):
+        resumed = runs.checkpoint_to_resume(command.run, processes)
+        pretrained = None
+        if resumed:
+            command = runs.taken_over(command, resumed)
+        elif command.run.init_from:
+            pretrained = load_file(command.run.init_from)
+        command = command._replace(run=with_data(command.run, command.size, processes))
+        if not resumed:
+            command = fitted(command, processes)
+        training = new_or_continued(command, open_splits(command.run, command.model), processes, resumed, pretrained)
+        return run_to_the_end(training, processes) if training else 0
 
 
 if __name__ == '__main__':

@@ -3,7 +3,6 @@
     python -m lab.blocks pair --streams 1 ...           train.py with the same flags
     python -m lab.blocks pair --checkpoint RUN/last.pt  evaluate.py with the same flags
 
-oracle   --residual plain, told which dataset a sample is from: it has a gain for each of them
 pair     one AOT block round mixer and MLP together; with --streams 1 it is DPOT's layer, a norm
          and a gate d
 mixer    the AOT block round the mixer alone, App. B.2; round the MLP there is a residual as usual
@@ -13,43 +12,11 @@ import dataclasses
 import sys
 from functools import partial
 
-import torch
-from torch import nn
-
-import data
 import evaluate
 import train
 from aotpot import AOTBlock
-from configs import PRETRAINING
 from nets import fast
 from runtime import terminal
-
-
-class Oracle(fast.Fast):
-    """nets.fast.Fast with residual='plain' and a gain for each layer and dataset of PRETRAINING.
-
-    A gain multiplies what the layer adds and begins at one. A sample's dataset is the one with the
-    deviations that the network gets for channels at rest.
-    """
-
-    def __init__(self, config, experts=fast.Experts):
-        super().__init__(config, experts)
-        self.gain = nn.Parameter(torch.ones(len(PRETRAINING), config.depth))
-
-    def forward(self, u, scale=None):
-        names = list(self.data)
-        sizes = [data.scale_of(torch.tensor(self.data[name]['train']['sizes']), u.shape[-1]) for name in names]
-        apart = torch.cdist(scale, torch.stack(sizes).to(scale))        # (B, datasets)
-        self.rows = [[*PRETRAINING].index(names[k]) for k in apart.argmin(1)]
-        return super().forward(u, scale)
-
-    def predict(self, u, units=None):
-        gains = self.gain[self.rows]                                    # (B, depth)
-        x = self.units(fast.embed(self.embed, self.aggregate, u), units)
-        for layer, gain in zip(self.layers, gains.unbind(1)):
-            y = fast.mlp(layer.mlp, layer.norm2(fast.mix(layer.mixer, layer.norm1(x))))
-            x = x + gain.view(-1, *[1] * (x.ndim - 1)) * y
-        return self.readout(x)
 
 
 class Pair(fast.Fast):
@@ -83,7 +50,7 @@ class MLPAlone(MixerAlone):
     usual = 'aot1'
 
 
-BLOCKS = {'oracle': Oracle, 'pair': Pair, 'mixer': MixerAlone, 'mlp': MLPAlone}
+BLOCKS = {'pair': Pair, 'mixer': MixerAlone, 'mlp': MLPAlone}
 
 
 def main():

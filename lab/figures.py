@@ -32,13 +32,21 @@ def pyplot():
     return plt
 
 
+def is_new(path):
+    """Whether there is no such file yet; else a line says that it stays."""
+    if path.exists():
+        terminal.warn(f'{path}: this picture is there and stays as it is; delete it, or draw into another folder')
+    return not path.exists()
+
+
 def save_figure(folder, name, figure):
-    """Write a figure as folder/name.png."""
+    """Write a figure as folder/name.png, unless there is one."""
     path = Path(folder) / f'{name}.png'
-    with files.replacing(path) as part:
-        figure.savefig(part, format='png')
+    if is_new(path):
+        with files.replacing(path) as part:
+            figure.savefig(part, format='png')
+        print(f'drew {path}', flush=True)
     pyplot().close('all')
-    print(f'drew {path}', flush=True)
 
 
 def plot_runs(logs):
@@ -151,35 +159,15 @@ def plot_lines(fields, title):
     return figure
 
 
-def plot_ratios(rows):
-    """Ratios with their intervals as bars, a row for each of {words: {column: tables.ratio_of}}."""
-    columns = list(dict.fromkeys(column for pairs in rows.values() for column in pairs))
-    figure, ax = pyplot().subplots(figsize=(7.5, 0.8 + 0.36 * len(rows)))
-    ax.axvline(1, color='grey', linewidth=1)
-    for c, column in enumerate(columns):
-        for i, pairs in enumerate(rows.values()):
-            pair = pairs[column]
-            low, high = pair['interval'] or (pair['ratio'], pair['ratio'])
-            y = i + 0.3 * (c / max(len(columns) - 1, 1) - 0.5)
-            label = column if i == 0 else None
-            ax.plot((low, high), (y, y), color=f'C{c}', linewidth=4, alpha=0.4)
-            ax.plot(pair['ratio'], y, 'o', color=f'C{c}', markersize=4, label=label)
-    ax.set(yticks=range(len(rows)), yticklabels=rows, xscale='log')
-    ax.set_xlabel('ratio of errors: left of 1 is better')
-    ticks = (0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2)
-    ax.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
-    ax.set_xticks([], minor=True)
-    ax.invert_yaxis()
-    ax.legend(loc='lower left')
-    return figure
-
-
 def animate(path, plot, steps, duration=125):
-    """Write a GIF of the figures `plot(step)`, for at most FRAMES of the steps from 1 on.
+    """Write a GIF of the figures `plot(step)`, for at most FRAMES of the steps from 1 on, unless
+    there is one.
 
     duration: of a figure, in milliseconds.
     """
     from PIL import Image
+    if not is_new(path):
+        return
     pages = []
     for step in range(1, steps + 1, math.ceil(steps / FRAMES)):
         page = io.BytesIO()
@@ -190,15 +178,6 @@ def animate(path, plot, steps, duration=125):
         pages[0].save(part, format='gif', save_all=True, append_images=pages[1:],
                       duration=duration, loop=0)
     print(f'drew {path}', flush=True)
-
-
-def animate_fields(folder, name, fields, title):
-    """Write folder/name.gif of `plot_fields`.
-
-    48 colours suffice: with more than its 256 a GIF mixes dots, and is nearly twice as large.
-    """
-    path = Path(folder) / f'{name}.gif'
-    animate(path, lambda step: plot_fields(fields, [step], title, colours=48), len(fields))
 
 
 def draw_forecast(u, title, folder):
@@ -216,14 +195,18 @@ def draw_forecast(u, title, folder):
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
-    """Draw the `pictures` of an evaluate.rollout_curve: some steps as a PNG, all of them as a GIF."""
-    name = dataset.name
-    title = f'{dataset.evolving_names[channel]} of {name}, trajectory {trajectory}'
+    """Draw the `pictures` of an evaluate.rollout_curve: some steps as a PNG, all of them as a GIF.
+
+    In a GIF 48 colours suffice: with more than its 256 it mixes dots, and is nearly twice as large.
+    """
+    channel = dataset.evolving_names[channel]
+    name = f'{dataset.name}_{channel}_{trajectory}'
+    title = f'{channel} of {dataset.name}, trajectory {trajectory}'
     if pictures.shape[2] == 1:
-        save_figure(folder, f'fields_{name}', plot_lines(pictures, title))
-        return
+        return save_figure(folder, f'fields_{name}', plot_lines(pictures, title))
     save_figure(folder, f'fields_{name}', plot_fields(pictures, steps, title))
-    animate_fields(folder, f'rollout_{name}', pictures, title)
+    animate(Path(folder) / f'rollout_{name}.gif',
+            lambda step: plot_fields(pictures, [step], title, colours=48), len(pictures))
 
 
 def main():

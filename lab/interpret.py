@@ -1,17 +1,14 @@
-"""What the mappings do: how far T amplifies, whether T tells PDEs apart, what each is worth.
+"""What the mappings do: how far T amplifies, and whether T tells PDEs apart.
 
     python -m lab.interpret                     --gains and --probe for the newest run under out/
     python -m lab.interpret --probe --unseen wave_layer     classify the datasets by their T, with
                                                 some that the network was not trained on
-    python -m lab.interpret --fixed             the error of a step with a, d or T fixed at its mean
-                                                over all inputs, or over those of the same dataset
 
 As a control, a plain network is probed by the means of its tokens.
 Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S),
 whose row is the new stream.
 """
 import math
-import statistics
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -23,8 +20,6 @@ from configs import InputError
 from runtime import reports, terminal
 from runtime.terminal import Progress
 
-FIXED = 'a', 'd', 'T', 'streams'        # what --fixed replaces
-
 
 def mappings(model):
     """The Mappings of all sub-layers, in order."""
@@ -32,17 +27,8 @@ def mappings(model):
 
 
 @contextmanager
-def hooks(modules, hook):
-    """Within the block, call hook(module, inputs, outputs), which may change the outputs."""
-    with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(module.register_forward_hook(hook))
-        yield
-
-
-@contextmanager
 def observed(model):
-    """Yield a list that a forward pass fills with [a; d; T] (B, S + 2, S) of each sub-layer.
+    """Yield a list that a forward pass fills with T (B, S, S) of each sub-layer.
 
     Of a plain network it gets the mean tokens (B, D) before each layer.
     """
@@ -50,12 +36,10 @@ def observed(model):
     plain = model.config.residual == 'plain'
 
     def note(module, inputs, outputs):
-        if plain:
-            values.append(inputs[0].flatten(1, -2).mean(1))
-        else:
-            a, d, T = outputs
-            values.append(torch.cat([a[:, None], d[:, None], T], 1))
-    with hooks([layer.norm1 for layer in model.layers] if plain else mappings(model), note):
+        values.append(inputs[0].flatten(1, -2).mean(1) if plain else outputs[2])
+    with ExitStack() as stack:
+        for module in [layer.norm1 for layer in model.layers] if plain else mappings(model):
+            stack.enter_context(module.register_forward_hook(note))
         yield values
 
 
@@ -69,23 +53,20 @@ def evenly_spaced_inputs(dataset, limit):
 
 @torch.no_grad()
 def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
-    """What is `observed` in a step from N inputs, (N, L, ...), and the L2RE of these steps (N,)."""
-    T = model.config.frames
+    """What is `observed` in a step from N inputs, (N, L, ...)."""
     places = evenly_spaced_inputs(dataset, limit)
     values = []
-    errors = []
     predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
     batches = range(0, len(places), batch_size)
     for first in Progress(batches, desc=dataset.name, disable=processes.rank > 0, leave=False):
-        frames = dataset.windows(places[first:first + batch_size], T + 1).to(processes.device)
+        frames = dataset.windows(places[first:first + batch_size], model.config.frames).to(processes.device)
         with observed(model) as of_batch:
-            u = predictor.prediction(predictor.step(predictor.state(frames[:, :T])))
+            predictor.step(predictor.state(frames))
         values.append(torch.stack(of_batch, 1).cpu().double())
-        errors.append(evaluate.l2re_of_samples(u, predictor.truth(frames[:, T])).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
         raise InputError(f'--checkpoint: T is not finite on {dataset.name}: nothing to interpret')
-    return values, torch.cat(errors)
+    return values
 
 
 def gains(T):
@@ -161,84 +142,32 @@ def classify(T, datasets, unseen=(), what='T'):
     return [line, *terminal.table('true group / nearest', rows, '.3f')], report
 
 
-def fixing(what, means):
-    """A hook for `mappings` that fixes one of FIXED.
-
-    'streams': each becomes their mean after the block, by the mean of d and of the rows of T.
-    means: {module: [a; d; T]}, the means over all inputs.
-    """
-    def hook(module, inputs, outputs):
-        a, d, T = outputs
-        mean = means[module].to(T)
-        if what == 'a':
-            a = mean[0].expand_as(a)
-        if what == 'd':
-            d = mean[1].expand_as(d)
-        if what == 'T':
-            T = mean[2:].expand_as(T)
-        if what == 'streams':
-            d = d.mean(1, keepdim=True).expand_as(d)
-            T = T.mean(1, keepdim=True).expand_as(T)
-        return a, d, T
-    return hook
-
-
-def fixed(model, datasets, observed_on, own=False):
-    """The L2RE of a step with nothing and with each of FIXED fixed: {what: {dataset: mean}}.
-
-    observed_on: a function of a dataset that returns what `observe` does.
-    own: at the mean over the inputs of the same dataset, instead of all.
-    """
-    found = [observed_on(dataset) for dataset in datasets]
-    rows = {'nothing': [errors for _, errors in found]}
-    of_all = torch.cat([values for values, _ in found]).mean(0)
-    for what in FIXED:
-        rows[what] = []
-        for dataset, (values, _) in zip(datasets, found):
-            means = dict(zip(mappings(model), values.mean(0) if own else of_all))
-            with hooks(mappings(model), fixing(what, means)):
-                rows[what].append(observed_on(dataset)[1])
-    names = [dataset.name for dataset in datasets]
-    return {what: dict(zip(names, map(evaluate.mean, errors))) for what, errors in rows.items()}
-
-
-def ratios(rows):
-    """{what: ratio} of the errors of `fixed`, geometric means over the datasets, to 'nothing'."""
-    means = {what: statistics.geometric_mean(errors.values()) for what, errors in rows.items()}
-    return {what: means[what] / means['nothing'] for what in FIXED}
-
-
 def main():
     parser = evaluate.parser_of(__doc__)
     add = parser.add_argument
     add('--gains', action='store_true', help='the gains of T, single and composite')
     add('--probe', action='store_true', help='the classification of the datasets by their T')
-    add('--fixed', action='store_true', help='the error of a step with a, d, T or streams fixed')
     add('--unseen', nargs='+', default=(), metavar='NAME', help='new datasets to add to --probe')
     add('--samples', type=int, default=100, metavar='N', help='inputs from each dataset [100]')
     args = parser.parse_args()
     configs.bounded('--samples', args.samples, least=1)
-    if not (args.gains or args.probe or args.fixed):
+    if not (args.gains or args.probe):
         args.gains = args.probe = True
     trained, processes, report = evaluate.open_checkpoint(args)
     model = trained.model
     plain = model.config.residual == 'plain'
-    if (args.gains or args.fixed or not plain) and not mappings(model):
+    if (args.gains or not plain) and not mappings(model):
         raise InputError(f'--checkpoint: {trained.path} has no T to look at')
     if {*args.unseen} & {*trained.datasets}:
         raise InputError(f'--checkpoint: {trained.path} was trained on one of --unseen '
                          + ' '.join(args.unseen))
+    args.datasets = args.datasets or trained.datasets           # in --data, too, which may hold others
     tests = evaluate.open_tests(trained, args, processes)
     known = [dataset for dataset in tests if dataset.name not in args.unseen]
     args.datasets = args.unseen
     datasets = known + (evaluate.open_tests(trained, args, processes) if args.unseen else [])
-
-    def observed_on(dataset):
-        return observe(model, dataset, processes, args.samples, args.batch_size, args.dtype)
-    if args.gains or args.probe:
-        T = {dataset.name: observed_on(dataset)[0] for dataset in datasets}
-        if not plain:
-            T = {name: values[:, :, 2:] for name, values in T.items()}
+    T = {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size, args.dtype)
+         for dataset in datasets}
     if args.gains:
         gain = gains(torch.cat([T[dataset.name] for dataset in known]))
         table, report['gains'] = gains_table(gain)
@@ -247,21 +176,10 @@ def main():
         what = 'pooled tokens' if plain else 'T'
         table, report['probe'] = classify(T, datasets, args.unseen, what)
         processes.print('\n'.join(table))
-    if args.fixed:
-        report['fixed'] = fixed(model, known, observed_on)
-        report['fixed_by_dataset'] = fixed(model, known, observed_on, own=True)
-        of_all = ratios(report['fixed'])
-        own = ratios(report['fixed_by_dataset'])
-        rows = {what: {'at its mean': of_all[what], 'by dataset': own[what]} for what in FIXED}
-        processes.print('\n'.join(terminal.table('fixed', rows, '.2f')))
-        report['d'] = {dataset.name: observed_on(dataset)[0][:, :, 1:2].mean(0).tolist() for dataset in known}
-        if args.figures:
+        if args.figures and not plain:
             from lab import figures
-            figures.save_figure(args.figures, f'gates_{trained.name}', figures.plot_mappings(report['d'], 'mean d'))
-    if args.figures and args.probe and not plain:
-        from lab import figures
-        figure = figures.plot_mappings(report['probe']['mean'], 'mean T (rows: results, columns: sources)')
-        figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
+            figure = figures.plot_mappings(report['probe']['mean'], 'mean T (rows: results, columns: sources)')
+            figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
     reports.finish(args, processes, trained.name, report)
 
 

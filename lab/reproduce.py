@@ -9,9 +9,8 @@ Studies share their runs in OUT/<size>/. Each training goes on with --resume: a 
 once, and one with other settings is refused. OUT/<study>-<size>.md and .json get the table, with
 the paper's numbers from lab/paper.md. A line of --list is a training with all that starts from it,
 so that the lines may run in any order; with `xargs --process-slot-var=CUDA_VISIBLE_DEVICES` each
-has a GPU of its own. Two and more seeds need SciPy.
+has a GPU of its own.
 """
-import importlib.util
 import json
 import math
 import re
@@ -91,7 +90,6 @@ class Study(NamedTuple):
     title: str
     rows: dict                      # row -> the flags of train.py, or a list of `Part`
     measure: Measure = SCORES
-    controls: tuple = ()    # the rows with which those below them are compared; none: the first row
 
 
 class Part(NamedTuple):
@@ -113,7 +111,6 @@ EQUAL = {
     'nano': {'plain': ('--width 72', 1.17), 'one stream': ('--width 72', 0.895), 'AdamW': ('', 1.09)},
     'mini': {'plain': ('--width 144', 1.12), 'one stream': ('--width 144', 0.868), 'AdamW': ('', 1.14)},
 }
-RESIDUALS = {'DPOT': '--residual plain', 'one stream': '--streams 1', 'AOT-POT': ''}
 
 
 def finetuning(datasets):
@@ -131,34 +128,6 @@ def few_shot(name, counts):
     return {f'{name} --samples {count} --epochs 500': f'{{}} {count}' for count in counts}
 
 
-def mixtures():
-    """Rows of the study mixtures: each arm on all twelve datasets, in mixtures of K = 1, 3, 6 and 12.
-
-    A mixture takes every (12/K)-th of the twelve, so that each has several kinds of equations. All
-    arms have nearly the same parameters and the time of 125 K steps of AOT-POT, as measured on a
-    CPU. The learning rates were chosen at K = 1 and 12 by seed 11 on valid.h5.
-    """
-    rows = {}
-    for arm, (script, flags, steps, rates) in ARMS.items():
-        for K in (1, 3, 6, 12):
-            if K == 1 and arm == 'oracle':
-                continue                                        # there is nothing to be told
-            rows[f'{arm}, K = {K}'] = parts = []
-            for first in range(12 // K):
-                names = 'mixture_12' if K == 12 else ' '.join([*PRETRAINING][first::12 // K])
-                parts.append(Part(f'{flags} --datasets {names} --steps {steps * K} --lr {rates[K > 3]}'.strip(),
-                                  script=script))
-    return rows
-
-
-ARMS = {    # of the study mixtures: script, flags, steps for each dataset, learning rates for K <= 3 and above
-    "DPOT's block": ('train', '--residual plain --width 72', 157, (2e-2, 1e-2)),
-    'pre-norm': ('train', '--streams 1 --ablate d --norm pre --width 72', 120, (2e-2, 1e-2)),
-    'with a post-norm': ('train', '--streams 1 --ablate d --width 72', 117, (2e-2, 1e-2)),
-    'with d': ('train', '--streams 1 --width 72', 114, (2e-2, 1e-2)),
-    'AOT-POT': ('train', '', 125, (2e-2, 1e-2)),
-    'oracle': ('lab.blocks oracle', '--residual plain --width 72', 155, (2e-2, 2e-2)),
-}
 STUDIES = {
     'main': Study('Main results: pre-trained networks on their own datasets; others trained on each dataset alone', {
         **SYSTEMS, **{name: f'--network {name} --datasets {{each}}' for name in baselines.BASELINES}}),
@@ -199,16 +168,6 @@ STUDIES = {
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
         f'{system}, {size}': f'{flags} --size {size}'
         for size in ('tiny', 'small', 'medium') for system, flags in SYSTEMS.items()}, SCALING),
-    'normalize': Study('Inputs with mean 0 and deviation 1', {
-        name + ending: f'{flags} --{switch}' for ending, switch in (('', 'no-normalize'), (', normalized', 'normalize'))
-        for name, flags in RESIDUALS.items()}),
-    'overlap': Study('Patches that overlap in the readout', {
-        name + ending: f'{flags} --{switch}' for name, flags in {'AOT-POT': '', 'DPOT': '--residual plain'}.items()
-        for ending, switch in (('', 'no-overlap'), (', overlap', 'overlap'))}, controls=('AOT-POT', 'DPOT')),
-    'optimizer': Study('AdamW and Muon', {
-        f'{name}, {optimizer}': f'{flags} --optimizer {optimizer.lower()}'.strip()
-        for optimizer in ('AdamW', 'Muon') for name, flags in RESIDUALS.items()},
-        controls=('DPOT, AdamW', 'one stream, AdamW', 'AOT-POT, AdamW', 'DPOT, Muon', 'one stream, Muon')),
     'contrasts': Study("AOT-POT, one stream and DPOT's block, at equal steps, time and parameters", {
         "DPOT's block": '--residual plain',
         "DPOT's block, equal time": [Part('--residual plain', equal='plain')],
@@ -230,14 +189,13 @@ STUDIES = {
         'one block a layer': [Part('', script='lab.blocks pair')],
         'a block round the mixer alone': [Part('', script='lab.blocks mixer')],
         'a block round the MLP alone': [Part('', script='lab.blocks mlp')],
-    }, controls=("DPOT's block", 'one stream, w/o d', 'AOT-POT, w/o d', 'AOT-POT')),
-    'mixtures': Study('Mixtures of K datasets, equal in time and parameters', mixtures()),
-    'gain': Study('Where the gain begins', {
-        **RESIDUALS, 'w/o T': '--ablate T', 'w/o a, d': '--ablate ad'},
-        controls=('DPOT', 'one stream', 'AOT-POT')),
+    }),
 }
 
 # ------------------------------------------------------------------------------------------------ runs
+
+DAMAGED = *files.OF_FILES, AttributeError, RecursionError, TypeError          # of a report that is none
+
 
 class Job(NamedTuple):
     """One training and its measure, for a row of the table. A command is a tuple of words."""
@@ -323,7 +281,10 @@ def execute(training, jobs):
     if succeeds(training):
         for job in jobs:
             trained = not job.start or succeeds(job.training)
-            if trained and (measured(job) or succeeds(job.measuring)):
+            if trained and not measured(job):
+                job.report.unlink(missing_ok=True)              # an older one of ours, which no measure replaces
+                trained = succeeds(job.measuring)
+            if trained:
                 done.append(job)
     return done
 
@@ -345,7 +306,7 @@ def gather(study, jobs):
     """{label: {row: {column: {seed: number}}}} of a study, from the reports of the jobs."""
     numbers = {label: {row: {} for row in study.rows} for label in study.measure.tables}
     for job in jobs:
-        with files.naming(job.report, 'not a report of this study; delete it, and this command makes it again'):
+        with files.naming(job.report, 'not a report of this study; delete it to make it again', DAMAGED):
             report = read_report(job.report)
             columns = {label: numbers_of(report) for label, numbers_of in study.measure.tables.items()}
         for label, of_label in columns.items():
@@ -406,8 +367,6 @@ def main():
                 words = '; '.join(' && '.join(map(shlex.join, chain)) for chain in chains)
                 print(f'{shlex.join(training)} && ({words})')
         return
-    if args.seeds > 1 and not importlib.util.find_spec('scipy'):
-        raise InputError("the intervals of two or more seeds are SciPy's; run: pip install scipy")
     for line in left_out:
         print(line, flush=True)
     if not jobs:

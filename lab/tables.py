@@ -1,9 +1,6 @@
-"""Numbers of several seeds in, a Markdown table out: means and deviations, and how the rows differ.
+"""Numbers of several seeds in, a Markdown table out: means and deviations beside those of the paper.
 
-A column of a row is {seed: number}. Ratios are of geometric means over the seeds. Their intervals
-take the deviation of the logarithms from all rows of a table together, as in an analysis of
-variance: three seeds of one row know little of it. Seeds are not paired, for the same seed on another
-processor is another run.
+A column of a row is {seed: number}.
 """
 import math
 import shlex
@@ -16,9 +13,7 @@ import numpy as np
 import configs
 
 MEAN = 'geometric mean'
-DIVERGED = 10                   # the error from which on means and ratios say nothing
-LEVEL = 0.05                    # intervals are those of 1 - LEVEL
-POWER = 0.8                     # how often a ratio that is called visible would be seen
+DIVERGED = 10                   # the error from which on a mean says nothing
 
 
 def paper_table(name, size):
@@ -43,60 +38,6 @@ def with_geometric_mean(row, columns):
     return {MEAN: means, **row}
 
 
-# ------------------------------------------------------------------------------------------------ comparisons
-
-def logarithms(numbers):
-    """The logarithms of {seed: error}, without any if an error is zero or has `DIVERGED`."""
-    errors = np.array(list(numbers.values()), dtype=float)
-    return np.log(errors) if ((errors > 0) & (errors < DIVERGED)).all() else np.array([])
-
-
-def spread(rows):
-    """The deviation of log errors within {row: {seed: error}}, and its degrees of freedom."""
-    samples = [logs for logs in map(logarithms, rows.values()) if len(logs)]
-    freedom = sum(len(logs) - 1 for logs in samples)
-    squares = sum(((logs - logs.mean()) ** 2).sum() for logs in samples)
-    return math.sqrt(squares / freedom) if freedom else math.nan, freedom
-
-
-def ratio_of(errors, others, rows):
-    """How {seed: error} relates to others: {'ratio', 'interval', 'visible'}, {} if one has diverged.
-
-    The 'interval' [low, high] of 95 % is by Student's t with the `spread` of the rows. 'visible' is
-    the smallest ratio that would be seen in four of five such comparisons. Both are None where no
-    row has two seeds.
-    """
-    above = logarithms(errors)
-    below = logarithms(others)
-    if not len(above) or not len(below):
-        return {}
-    gap = above.mean() - below.mean()
-    cell = {'ratio': float(np.exp(gap)), 'interval': None, 'visible': None}
-    deviation, freedom = spread(rows)
-    if freedom:
-        from scipy import stats  # the only use of SciPy
-        error = deviation * math.sqrt(1 / len(above) + 1 / len(below))
-        half = stats.t.ppf(1 - LEVEL / 2, freedom) * error
-        cell['interval'] = np.exp([gap - half, gap + half]).tolist()
-        cell['visible'] = float(np.exp(half + stats.t.ppf(POWER, freedom) * error))
-    return cell
-
-
-def ratios_of(table, controls):
-    """{control: {row: {column: `ratio_of`}}} of a table, for the rows below each control."""
-    names = list(table)
-    ratios = {}
-    for control in controls:
-        for name in names[names.index(control) + 1:]:
-            cells = {}
-            for column, errors in table[name].items():
-                rows = {row: columns.get(column, {}) for row, columns in table.items()}
-                cells[column] = ratio_of(errors, rows[control], rows)
-            if any(cells.values()):
-                ratios.setdefault(control, {})[name] = {column: cell for column, cell in cells.items() if cell}
-    return ratios
-
-
 # ------------------------------------------------------------------------------------------------ as text
 
 def show_mean(numbers):
@@ -108,12 +49,6 @@ def show_mean(numbers):
     return f'{statistics.fmean(values):.4g}{deviation}'
 
 
-def show_pair(pair):
-    """What `ratio_of` returns as text: the ratio and, in brackets, its interval."""
-    interval = ' [{:.3f}, {:.3f}]'.format(*pair['interval']) if pair['interval'] else ''
-    return f'{pair["ratio"]:.3f}{interval}'
-
-
 def markdown(title, rows):
     """The lines of a table of [(row, {column: text})]."""
     columns = list(dict.fromkeys(column for _, texts in rows for column in texts))
@@ -123,25 +58,22 @@ def markdown(title, rows):
 
 
 def tabulate(study, tables, reference):
-    """The Markdown of a study, and its numbers {label: {'seeds', 'paper', 'ratios'}}, the last as
-    of `ratios_of`.
+    """The Markdown of a study, and its numbers {label: {'seeds', 'paper'}}.
 
     tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first
     of them. A table of errors begins with the geometric mean of each seed over the datasets that
-    all rows have, and its rows are compared with each of study.controls, or the first row.
+    all rows have.
     """
     papers = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
     numbers = {}
     for label, table in tables.items():
-        controls = []
         if 'L2RE' in label:
-            controls = [control for control in study.controls if control in table] or [*table][:1]
             filled = [cells for cells in table.values() if cells]
             common = [name for name in configs.DATASETS if filled and all(name in cells for cells in filled)]
             if common:
                 table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
                 papers = {row: with_geometric_mean(cells, common) for row, cells in papers.items()}
-        numbers[label] = {'seeds': table, 'paper': papers, 'ratios': ratios_of(table, controls)}
+        numbers[label] = {'seeds': table, 'paper': papers}
         papers = {}                                         # which are for the first table alone
     text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
     for label, parts in numbers.items():
@@ -153,12 +85,6 @@ def tabulate(study, tables, reference):
             if paper:
                 means.append(('*paper*', paper))
         text += markdown(label, means)
-        for control, rows in parts['ratios'].items():
-            pairs = [(row, {column: show_pair(pair) for column, pair in cells.items()}) for row, cells in rows.items()]
-            text += markdown(f'{label}, ratio to {control}', pairs)
     text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
              f'mean of errors of which one is {DIVERGED} or more has diverged.']
-    if any(parts['ratios'] for parts in numbers.values()):
-        text.append("Ratios are of geometric means over the seeds [95 % interval by Student's t, with the deviation of "
-                    'all rows together].')
     return '\n'.join(text) + '\n', numbers

@@ -1,14 +1,16 @@
-"""The network of a config: that of aotpot.py, the same in less work, or another one."""
-import os
-import sys
+"""The network of a config: that of aotpot.py, the same in less work, or another one; compiled; its optimizer."""
+import warnings
 
+import torch
 from torch import nn
 
 from aotpot import AOTPOT, FourierMixer, TemporalAggregation
 from configs import InputError
-from nets import fast
+from nets import fast, sinkhorn_kernel  # noqa: F401, whose import gives `sinkhorn` its kernel
 from nets.baselines import BASELINES
 from nets.experts import Experts
+from nets.muon import Muon
+from runtime.terminal import warn
 
 
 def build(config, form='fast', device='cpu', headers=None):
@@ -27,9 +29,7 @@ def build(config, form='fast', device='cpu', headers=None):
         difference = fast.disagreement(config, str(device)) if form == 'fast' else ''
         if difference:
             form = 'paper'
-            if os.environ.get('RANK', '0') == '0':
-                print(f'warning: {difference}: aotpot.py is taken, which is slower',
-                      file=sys.stderr, flush=True)
+            warn(f'{difference}: aotpot.py is taken, which is slower')
         model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
     else:
         known = ' '.join(['aotpot', *BASELINES])
@@ -59,3 +59,47 @@ def matrices(model):
                 forms['matrix'].append(module.weight)
     taken = {id(parameter) for parameters in forms.values() for parameter in parameters}
     return forms, [parameter for parameter in model.parameters() if id(parameter) not in taken]
+
+
+OPTIMIZERS = {                              # --optimizer
+    'adamw': lambda model, recipe, half, **settings: torch.optim.AdamW(model.parameters(), **settings),
+    'muon': lambda model, recipe, half, **settings: Muon(
+        *matrices(model), recipe.ratio, recipe.momentum, half, **settings),
+}
+
+
+def optimizer_of(model, recipe, device, dtype='fp32'):
+    """The optimizer of --optimizer; AdamW in one pass where PyTorch has that."""
+    fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
+    return OPTIMIZERS[recipe.optimizer](model, recipe, dtype == 'bf16', lr=recipe.lr, fused=fused,
+                                        betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay)
+
+
+def compile_model(model, run, samples, device):
+    """The model as the loop calls it: compiled if --compile says so and the compiler does not fail.
+
+    A training pass of so many samples is compiled here, before the first step and outside
+    DistributedDataParallel.
+    """
+    if run.compile == 'off':
+        return model
+    config = model.config
+    torch._dynamo.config.optimize_ddp = False           # or it would split the graph later
+    warnings.filterwarnings('ignore', module='torch._inductor')     # what it advises for fp32 is not wanted here
+    for parameter in model.parameters():
+        if parameter.requires_grad:         # so that gradients are added to it: a CUDA graph reuses its own
+            parameter.grad = torch.zeros_like(parameter)
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
+    u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=device)
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16'):
+            prediction = compiled(u, u.new_zeros(samples, 2, config.channels))
+        prediction.float().square().mean().backward()
+    except Exception as error:      # of whatever kind; what is the model's fault fails eagerly, too
+        compiled = model
+        warn(f'--compile: {" ".join(str(error).split())[:300]}; the run goes on without it')
+    for buffer, before in zip(model.buffers(), buffers):
+        buffer.data.copy_(before)
+    model.zero_grad(set_to_none=False)
+    return compiled

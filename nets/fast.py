@@ -117,8 +117,10 @@ def fourier_matrix(n, modes, half, device, dtype):
     rows = 2 * len(k)
     with torch.inference_mode(False):                                   # or no training takes it
         pair = matrix.reshape(rows, -1), inverse.reshape(rows, -1).T
-        MATRICES[key] = tuple(torch.tensor(M, device=device, dtype=dtype) for M in pair)
-    return MATRICES[key]
+        pair = tuple(torch.tensor(M, device=device, dtype=dtype) for M in pair)
+    if not torch.compiler.is_compiling():           # torch.export would leave tensors without numbers here
+        MATRICES[key] = pair
+    return pair
 
 
 # torch.compiler.assume_constant_result without its import: compiled graphs have them as constants

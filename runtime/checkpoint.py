@@ -62,7 +62,7 @@ def load_file(path):
 
 def load_weights(model, saved):
     """Load the weights in a dict of `load_file`. Raises InputError for other tensors."""
-    with files.naming(saved['path'], 'not the weights of this network'):
+    with files.naming(saved['path'], 'not the weights of this network', RuntimeError):
         model.load_state_dict(saved['model'])
 
 

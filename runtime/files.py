@@ -12,10 +12,11 @@ from runtime.terminal import warn
 
 PART = '.{}.part'                   # the name of a part, with 16 random digits
 HELD = {}                           # {folder: the file of its lock}, of this process
+OF_FILES = OSError, KeyError, ValueError                # what reading a damaged file raises
 
 
 @contextmanager
-def naming(path, problem='cannot be read', errors=Exception):
+def naming(path, problem='cannot be read', errors=OF_FILES):
     """Within the block, such an error becomes an InputError that names the path."""
     try:
         yield
@@ -47,7 +48,7 @@ def replacing(path):
     path = Path(path)
     with naming(path, 'cannot be written', OSError):
         require_regular(path)
-        require_held(path.parent)
+        require_held(path.parent)           # or the folder would be made anew
         place = Path(os.path.realpath(path))
         part = place.with_name(PART.format(secrets.token_hex(8)))
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -67,16 +68,18 @@ def write_text(path, text):
         part.write_text(text, encoding='utf-8')
 
 
-def require_held(folder):
-    """Raise InputError if this process has locked `folder`, but the file of its lock is there no
-    more.
+# ---------------------------------------------------------------------------------------- the lock
 
-    Somebody has then deleted or moved the folder, and another process may write into one of the
-    same name.
-    """
+def is_held(folder):
+    """Whether the lock in `folder` is the one that this process has taken, or it has taken none."""
     held = HELD.get(os.path.abspath(folder))
     path = Path(folder, 'lock')
-    if held and not (path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat())):
+    return not held or path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat())
+
+
+def require_held(folder):
+    """Raise InputError unless `is_held`: another process may write into this folder now."""
+    if not is_held(folder):
         raise InputError(f'{folder}: this folder or the lock in it was deleted, moved or replaced by another process; '
                          f'so this one, which wrote into it, ends')
 
@@ -91,16 +94,13 @@ def lock(folder, processes=None, wait=''):
     wait: what another process with the lock does, such as 'generating', to wait for its end; else
     raises InputError.
     """
-    if processes and processes.rank:
+    key = os.path.abspath(folder)
+    if processes and processes.rank or key in HELD:
         yield
         return
     path = Path(folder, 'lock')
     new = not wait and not path.parent.exists()  # others that wait need the lock that they wait for
     path.parent.mkdir(parents=True, exist_ok=True)
-    if os.path.abspath(folder) in HELD:                                 # by this process
-        require_held(folder)
-        yield
-        return
     require_regular(path)
     with open(path, 'a') as file:
         try:
@@ -115,13 +115,13 @@ def lock(folder, processes=None, wait=''):
         else:
             for part in path.parent.glob(PART.format('[0-9a-f]' * 16)):
                 part.unlink(missing_ok=True)               # of a killed process, which had the lock
-        HELD[os.path.abspath(folder)] = file
+        HELD[key] = file
         try:
             yield
         except BaseException:
-            if new and [*path.parent.iterdir()] == [path]:
+            if new and is_held(folder) and [*path.parent.iterdir()] == [path]:
                 path.unlink()
                 path.parent.rmdir()
             raise
         finally:
-            HELD.pop(os.path.abspath(folder), None)
+            del HELD[key]

@@ -8,17 +8,13 @@ from runtime import distributed, files
 
 
 def require_report(path):
-    """Raise InputError if --json names a file that is no report, or cannot be written."""
+    """Raise InputError if --json names a file that is there, or that cannot be written."""
     if not path:
         return
     if not path.endswith('.json'):
         raise InputError(f'--json {path}: the name of a report ends in .json')
-    files.require_regular(path)
-    if Path(path).is_file():
-        try:
-            [report['checkpoint'] for report in json.loads(Path(path).read_text())['models'].values()]
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-            raise InputError(f'--json {path}: this file is no report; choose another name') from None
+    if Path(path).exists():
+        raise InputError(f'--json {path}: this file is there; choose another name, or delete it')
     folder = next(parent for parent in Path(path).absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f'--json {path}: cannot be written into {folder}')

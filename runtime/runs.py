@@ -1,22 +1,31 @@
-"""A run in its folder, whose files train.py describes: which one a command continues, its
-checkpoints, its log.
-"""
+"""A run in its folder: which one a command continues, its last.pt, its log."""
 import json
 import math
-import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from configs import InputError, show
-from nets import experts
-from runtime import checkpoint, distributed, files
-from runtime.terminal import Progress, warn
+from configs import InputError, ModelConfig, RunConfig, TrainConfig, show
+from runtime import checkpoint, files
+from runtime.terminal import warn
 
-# flags that a resumed run may change, because they change nothing that is computed
-MAY_DIFFER = 'data', 'out', 'device', 'threads', 'compile', 'resume', 'save_every', 'workers', 'keep', 'log_every'
+FORMAT = 1                      # of last.pt; a change of what it holds gets another number
+# flags that a resumed run may change: those of the machine, which it always takes from the command, and others that
+# change nothing that is computed; its datasets are compared with their files
+OF_THE_MACHINE = {'out', 'device', 'compile', 'resume'}
+MAY_DIFFER = {*OF_THE_MACHINE, 'data', 'datasets', 'workers', 'save_every', 'log_every', 'keep'}
 CHECKPOINTS = 'init_from', 'checkpoint', 'channel_maps'         # flags that name one
+
+
+@dataclass
+class State:
+    """How far a run is."""
+    step: int = 0               # steps done
+    scored: int = 0             # the last step that was scored
+    best: float = math.inf      # the lowest error on validation data
+
 
 # ---------------------------------------------------------------------------------------- which run
 
@@ -30,9 +39,12 @@ def checkpoint_to_resume(run, processes):
     saved = None
     if run.resume and (out / 'last.pt').exists():
         saved = checkpoint.load_file(out / 'last.pt')
-        if not saved.keys() >= {'optimizer', 'rng', 'best', 'scored'}:
+        if 'optimizer' not in saved:
             raise InputError(f'{out}/last.pt: these are weights without a run to resume; train.py --init_from or '
                              f'finetune.py --checkpoint starts a new one from them, with another --out')
+        if saved.get('format') != FORMAT:
+            raise InputError(f'{out}/last.pt: another version wrote this run; start another --out from its weights '
+                             f'with --init_from {out} (format {saved.get("format")}, here {FORMAT})')
     else:
         found = [path.name for path in sorted(out.glob('*'))
                  if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
@@ -48,66 +60,74 @@ def checkpoint_to_resume(run, processes):
     return saved
 
 
-def setting(name, value):
-    """A setting as it is compared: a checkpoint by its absolute path."""
-    if name not in CHECKPOINTS or not value:
-        return value
-    return str(Path(value).resolve()).removesuffix('/last.pt')
+def settings_of(command):
+    """All settings of a train.Command: {'size', 'model', 'train', 'run', 'finetune'}."""
+    return {'size': command.size, 'model': {**vars(command.model)}, 'train': {**vars(command.recipe)},
+            'run': {**vars(command.run)}, 'finetune': {**command.tune}}
 
 
-def require_unchanged(saved, config, headers):
-    """Raise InputError for the first setting or header that is another than in `saved`, a last.pt.
+def flat(settings):
+    """{flag: value} of what `settings_of` returns."""
+    model, recipe, run, tune = (settings[part] for part in ('model', 'train', 'run', 'finetune'))
+    return {'size': settings['size'], **model, **recipe, **run, **tune}
 
-    config: the settings of the command; those of finetune.py come first, since others follow.
-    headers: of its data, as returned by data.read_headers.
+
+def taken_over(command, saved):
+    """The train.Command that goes on with the run in `saved`, a last.pt, with the settings of that.
+
+    Raises InputError for a flag that the command gives and that differs, but for MAY_DIFFER.
     """
-    for part, fields in reversed(config.items()):
-        for name, value in fields.items():
-            before = saved['config'].get(part, {}).get(name)
-            if name not in MAY_DIFFER and setting(name, value) != setting(name, before):
-                if name in ('steps', 'epochs'):
-                    raise InputError(f'--{name} {value}: the run to resume has {before}, and its learning rate falls '
-                                     f'until then; to train on, begin another --out with --init_from '
-                                     f'{config["run"]["out"]}, or in finetune.py with --checkpoint')
-                raise InputError(f'--{name} {show(value) or "(none)"}: the run to resume has {show(before) or "none"}; '
-                                 f'repeat its command, or choose another --out')
-    difference = changed_header(saved['data'], headers)
-    if difference:
-        raise InputError(f'--resume: the data in {config["run"]["data"]} are not those of the run: {difference}; '
-                         f'restore them, or choose another --out')
+    def comparable(name, value):
+        return str(Path(value).resolve()).removesuffix('/last.pt') if name in CHECKPOINTS and value else value
+    now = flat(settings_of(command))
+    before = flat(saved['config'])
+    for name in sorted(command.given - MAY_DIFFER):
+        if comparable(name, now[name]) == comparable(name, before.get(name)):
+            continue
+        if name in ('steps', 'epochs'):
+            raise InputError(f'--{name} {now[name]}: the run to resume has {before[name]}, and its learning rate falls '
+                             f'until then; to train on, begin another --out with --init_from {command.run.out}, or in '
+                             f'finetune.py with --checkpoint')
+        raise InputError(f'--{name} {show(now[name]) or "(none)"}: the run to resume has '
+                         f'{show(before.get(name, "")) or "none"}; repeat its command, or choose another --out')
+    kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
+    return command._replace(
+        model=ModelConfig(**saved['config']['model']), recipe=TrainConfig(**saved['config']['train']),
+        run=RunConfig(**{**saved['config']['run'], **kept}))
 
 
-def changed_header(before, now):
-    """The first difference between the headers of two times, in words, or ''."""
-    for name, splits in before.items():
-        for split in ('test', 'valid', 'train'):
-            said = splits.get(split, {})
-            there = now[name].get(split, {})
-            if bool(said) != bool(there):
-                return f'{name}/{split}.h5 is ' + ('gone' if said else 'new')
-            for what, value in said.items():
-                if value != there.get(what, value):               # but for what other versions said
-                    return f'the {what} of {name}/{split}.h5 was {value!r}, is {there[what]!r}'
-    return ''
-
-
-def require_finite(step, loss, norm, headers):
-    """Raise InputError for a step whose loss or gradient is not finite."""
-    if math.isfinite(loss + norm):
-        return
-    found = f'step {step}: the loss is {loss} and the norm of its gradient {norm}'
-    if step > 1:
-        raise InputError(f'{found}; begin another run with a lower --lr or --grad_clip')
-    sizes = []
-    for name, splits in headers.items():
-        header = splits['train']
-        of_channels = zip(header['units']['mean'][0], header['units']['deviation'][0], header['channels'])
-        sizes += [(math.hypot(mean, deviation), f'{channel} of {name}') for mean, deviation, channel in of_channels]
-    size, where = max(sizes)
-    raise InputError(f'{found} before any update; the largest values are those of {where}, {size:.1e}')
+def require_same_data(before, now, folder):
+    """Raise InputError for the first difference between the headers of the data of a run and those now.
+    """
+    if [*before] != [*now]:
+        raise InputError(f'--datasets {" ".join(now)}: the run to resume has {" ".join(before)}')
+    for name, split in ((name, split) for name in now for split in ('test', 'valid', 'train')):
+        one, other = before[name].get(split, {}), now[name].get(split, {})
+        for what in {**one, **other}:
+            if one.get(what) != other.get(what):
+                raise InputError(f'--resume: the data in {folder} are not those of the run: the {what} of '
+                                 f'{name}/{split}.h5 was {one.get(what)!r}, is {other.get(what)!r}; restore them, or '
+                                 f'choose another --out')
 
 
 # ---------------------------------------------------------------------------------------- its files
+
+def save(training, processes):
+    """Write the last.pt of a train.Training, with all that `restore` takes over."""
+    if processes.rank == 0:
+        state = {'model': training.model.state_dict(), 'optimizer': training.optimizer.state_dict(),
+                 'rng': torch.get_rng_state(), 'format': FORMAT}
+        path = Path(training.command.run.out, 'last.pt')
+        checkpoint.save_file({**state, **vars(training.progress), **training.metadata}, path)
+
+
+def restore(saved, model, optimizer):
+    """Take over what `save` has written. Returns the State."""
+    checkpoint.load_weights(model, saved)
+    optimizer.load_state_dict(saved['optimizer'])
+    torch.set_rng_state(saved['rng'])
+    return State(saved['step'], saved['scored'], saved['best'])
+
 
 def read_log(path):
     """The lines of a log.jsonl, one dict a step, without a last one that a crash has left
@@ -131,163 +151,70 @@ def read_log(path):
     return list(steps.values())
 
 
-class Record:
-    """What a training has done: its step, its checkpoints and its log.jsonl in --out, which rank 0
-    writes.
+class Log:
+    """The log.jsonl of a run, which rank 0 writes: a line on the steps since the last one, or on a
+    scoring.
 
-    A new run has a last.pt from its start on.
-    command: a train.Command whose number of steps is set.
-    model, optimizer: the weights and the state that the checkpoints hold.
-    metadata: what they hold beside them, {'config', 'data'}.
-    draws: how many samples an epoch has.
-    split: what the scorings are of, 'valid' or 'test'.
-    whose: of which datasets, in words; '' for all.
-    resumed: the dict of the last.pt from which the run goes on.
+    A killed run repeats the lines after its last.pt, which is of the step `step`.
     """
 
-    def __init__(self, command, model, optimizer, metadata, draws, split, whose, processes, resumed=None):
-        self.run = command.run
-        self.recipe = command.recipe
-        self.out = Path(command.run.out)
-        self.model = model
-        self.optimizer = optimizer
-        self.metadata = metadata
-        self.draws = draws
-        self.split = split
-        self.whose = whose
+    def __init__(self, path, step, recipe, processes):
+        self.path = path
+        self.recipe = recipe
         self.processes = processes
-        self.requests = distributed.Requests(processes)
-        self.stop = 0                               # the signal that ends the run
-        self.step = 0                               # steps done
-        self.scored = 0                             # the last step that was scored
-        self.best = math.inf                        # the lowest error on validation data
-        self.loss = 0.0                             # of the parts of a step that were computed
-        self.steps = []             # loss, gradient norm and load of experts of each, on the device
-        self.unlogged = []                   # the same as numbers, of all steps since the last line
-        if resumed:
-            self.restore(resumed)
-        else:
-            self.save()
-        self.path = self.out / 'log.jsonl'
-        lines = read_log(self.path) if self.path.exists() else []
-        lines = [line for line in lines if line['step'] <= self.step]   # a killed run repeats those after last.pt
+        self.pending = []                       # the numbers of each step since the last line, on the device
+        lines = read_log(path) if path.exists() else []
+        lines = [line for line in lines if line['step'] <= step]
         if processes.rank == 0:
-            settings = {**metadata['config'], 'data': metadata['data'], 'steps': self.recipe.steps}
-            files.write_text(self.out / 'config.json', json.dumps(settings, indent=1))
-            files.write_text(self.path, ''.join(json.dumps(line) + '\n' for line in lines))
-        self.bar = Progress(total=self.recipe.steps, initial=self.step, desc='training', unit='step',
-                            disable=processes.rank > 0)
+            files.write_text(path, ''.join(json.dumps(line) + '\n' for line in lines))
         self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
-        self.since = self.step, self.began      # when the last line was written, or the first batch asked for
-        self.waited = 0.0                       # seconds of waiting for batches since then
+        self.go_on()
 
-    # ---------------------------------------------------------------------------------- checkpoints
-
-    def save_weights(self, name, step, **more):
-        """Write a checkpoint of the weights."""
-        if self.processes.rank == 0:
-            state = self.model.state_dict()
-            checkpoint.save_file({'model': state, 'step': step, **self.metadata, **more}, self.out / name)
-
-    def save(self):
-        """Write last.pt. Raises InputError for a step whose loss is not finite."""
-        self.collect()
-        self.save_weights('last.pt', self.step, best=self.best, scored=self.scored, unlogged=self.unlogged,
-                          optimizer=self.optimizer.state_dict(), rng=torch.get_rng_state())
-
-    def restore(self, saved):
-        """Take over what `save` has written."""
-        checkpoint.load_weights(self.model, saved)
-        self.optimizer.load_state_dict(saved['optimizer'])
-        torch.set_rng_state(saved['rng'])
-        self.step = saved['step']
-        self.scored = saved['scored']
-        self.best = saved['best']
-        self.unlogged = saved.get('unlogged', [])       # which earlier versions did not have
-
-    def is_due(self):
-        """Whether the run is saved and scored after the steps done."""
-        return self.step > 0 and (self.step == self.recipe.steps or self.step % self.run.save_every == 0)
-
-    # ------------------------------------------------------------------------------------------ log
+    def go_on(self):
+        """Begin to measure time; what came before, such as a scoring, does not count."""
+        self.since = time.perf_counter()
+        self.waited = 0.0                       # seconds of waiting for batches
 
     def timed(self, batches):
         """Yield the batches, and measure how long the training waits for them."""
-        start = time.perf_counter()
-        self.since = self.step, start                   # compiling the network does not count
-        for batch in batches:
-            self.waited += time.perf_counter() - start
-            yield batch
+        while True:
             start = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
 
-    def add(self, norm, lr):
-        """Note the loss, gradient norm and learning rate of a step, and any signal."""
-        numbers = torch.stack([self.loss, norm])
-        if self.model.config.experts:
-            numbers = torch.cat([numbers, experts.after_step(self.model).flatten()])
-        self.steps.append(numbers)
-        self.loss = 0.0
-        self.step += 1
-        self.bar.update()
-        self.stop = self.requests.after_step()
-        if self.is_due() or self.step % self.run.log_every == 0:
-            self.write_line(lr)
+    def add(self, loss, norm, load):
+        """Note the loss and the norm of the gradient of a step, and the load of its experts (layers, E)."""
+        self.pending.append(torch.cat([torch.stack([loss, norm]), load.flatten()]))
+        self.shape = load.shape
 
-    def collect(self):
-        """Bring the numbers of the last steps to the host, as means over all processes."""
-        if self.steps:                                          # here the host waits for the device
-            rows = self.processes.sum(torch.stack(self.steps)) / self.processes.world_size
-            for step, row in enumerate(rows.tolist(), self.step - len(rows) + 1):
-                require_finite(step, *row[:2], self.metadata['data'])
-                self.unlogged.append(row)
-            self.steps = []
+    def write(self, step, lr, epoch):
+        """Write and print a line on the steps since the last one, for which the host waits here.
 
-    def write_line(self, lr):
-        """Write a line on the steps since the last one."""
-        self.collect()
-        step, start = self.since
-        now = time.perf_counter()
-        seconds = now - start
-        loss, _, *load = torch.tensor(self.unlogged, dtype=torch.float64).mean(0).tolist()
-        speed = self.recipe.batch_size * (self.step - step) / seconds
-        line = {'step': self.step,
-                'loss': loss,
-                'epoch': self.step * self.recipe.batch_size / self.draws,
-                'lr': lr,
-                'grad_norm': self.unlogged[-1][1],
-                'data_wait': self.waited / seconds,
-                'samples_per_s': speed,
-                'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
-        if load:
-            line['load'] = torch.tensor(load).view(-1, self.model.config.experts).tolist()
-        self.append(line)
-        if sys.stdout.isatty() and sys.stderr.isatty():
-            self.bar.set_postfix_str(f'loss {loss:.4f}, {speed:.0f} samples/s, {line["data_wait"]:.0%} waiting for '
-                                     f'data', refresh=False)
-        else:
-            milliseconds = 1000 * seconds / (self.step - step)
-            self.processes.print(f'step {self.step}/{self.recipe.steps}: loss {loss:.4f}, lr {lr:.2e}, '
-                                 f'{milliseconds:.0f} ms, {speed:.0f} samples/s')
-        self.unlogged = []
-        self.since = self.step, now
-        self.waited = 0.0
-
-    def add_score(self, error):
-        """Note the error of a scoring; the weights become best.pt if it is of valid.h5 of all
-        datasets and the lowest.
-
-        With --keep they become step<N>.pt. The time of a scoring does not count as training.
+        Raises InputError for a loss or a gradient that is not finite.
         """
-        self.scored = self.step
-        self.bar.clear()
-        self.processes.print(f'step {self.step}: {self.split} {error:.4f}{self.whose}')
-        if self.split == 'valid' and not self.whose and error < self.best:
-            self.best = error
-            self.save_weights('best.pt', self.step, valid=error)
-        if self.run.keep:
-            self.save_weights(f'step{self.step}.pt', self.step)
-        self.append({'step': self.step, self.split: error if math.isfinite(error) else None})
-        self.since = self.step, time.perf_counter()
+        rows = self.processes.sum(torch.stack(self.pending)).cpu().double() / self.processes.world_size
+        for number, (loss, norm, *_) in enumerate(rows.tolist(), step - len(rows) + 1):
+            if not math.isfinite(loss + norm):
+                advice = 'begin another run with a lower --lr or --grad_clip'
+                if number == 1:
+                    advice = 'before any update; train with --normalize, or in other units of the data'
+                raise InputError(f'step {number}: the loss is {loss} and the norm of its gradient {norm}; {advice}')
+        now = time.perf_counter()
+        seconds = now - self.since
+        loss = rows[:, 0].mean().item()
+        load = rows[:, 2:].mean(0).view(self.shape).tolist()
+        speed = self.recipe.batch_size * len(rows) / seconds
+        line = {'step': step, 'loss': loss, 'epoch': epoch, 'lr': lr, 'grad_norm': rows[-1, 1].item(),
+                'data_wait': self.waited / seconds, 'samples_per_s': speed,
+                'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
+        self.append({**line, 'load': load} if load else line)
+        self.processes.print(f'step {step}/{self.recipe.steps}: loss {loss:.4f}, lr {lr:.2e}, '
+                             f'{1000 * seconds / len(rows):.0f} ms, {speed:.0f} samples/s')
+        self.pending = []
+        self.go_on()
 
     def append(self, line):
         """Append a line with the seconds since the run began, over all its processes."""

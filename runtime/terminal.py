@@ -3,20 +3,20 @@ import argparse
 import dataclasses
 import os
 import re
-import resource
 import signal
 import sys
 import threading
 import traceback
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, suppress
 
 import torch
 from tqdm import tqdm
 
 from configs import BOUNDS, InputError, nearest, show
 
-# which end a command, and a training once it is saved; schedulers send any of them
-SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+# which end a command, and a training once it is saved: what schedulers send, and what comes when a reader of stdout,
+# such as `head`, goes away
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +52,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def warn(message):
-    print(f'warning: {message}', file=sys.stderr, flush=True)
+    """Print a warning, of several processes by the first."""
+    if os.environ.get('RANK', '0') == '0':
+        print(f'warning: {message}', file=sys.stderr, flush=True)
 
 
 def fail(message):
@@ -60,21 +62,20 @@ def fail(message):
     if os.environ.get('AOTPOT_TRACEBACK') and sys.exc_info()[0]:
         traceback.print_exc()
     line = message.replace('\n', '\\n')                                # a name may have line breaks
-    print('error: ' + line, file=sys.stderr, flush=True)
+    print(f'error: {line}\n', end='', file=sys.stderr, flush=True)             # at once, beside other processes
     sys.exit(2)
 
 
 @contextmanager
 def handling(numbers, handler):
     """Let `handler` take the signals within the block, but for those that are ignored, such as
-    SIGHUP under nohup.
-
-    Python lets no thread but the main one do so.
+    SIGHUP under nohup. Python itself ignores SIGPIPE, and lets the main thread alone do this.
     """
     if threading.current_thread() is not threading.main_thread():
         numbers = ()
     before = {number: signal.getsignal(number) for number in numbers}
-    before = {number: former for number, former in before.items() if former != signal.SIG_IGN}
+    before = {number: former for number, former in before.items()
+              if former != signal.SIG_IGN or number == signal.SIGPIPE}
     try:
         for number in before:
             signal.signal(number, handler)
@@ -84,30 +85,6 @@ def handling(numbers, handler):
             signal.signal(number, former)
 
 
-class Outlived:
-    """A stream that outlives its reader: when that has gone away, what is written goes nowhere."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def write(self, text):
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-
-
-def ignore_signals(_):
-    """In a process that reads for another: a second SIGTERM alone ends it."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
 def cli(main):
     """Run `main`, which returns an exit code or None.
 
@@ -115,41 +92,43 @@ def cli(main):
     their number. Other errors are Python's.
     """
     def stop(number, _):
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)                 # or the line below would send it again
         raise KeyboardInterrupt(number)               # as Ctrl-C, so that what is half-written goes
     if hasattr(sys.stdout, 'reconfigure'):
         sys.stdout.reconfigure(errors='backslashreplace')             # for names that are not UTF-8
-    with redirect_stdout(Outlived(sys.stdout)), redirect_stderr(Outlived(sys.stderr)):
-        try:
-            with handling(SIGNALS, stop):
-                code = main()
-            if 'TORCHELASTIC_RUN_ID' in os.environ:     # gloo's threads may abort one of several processes as it ends
-                end(code or 0)
-            if code:
-                sys.exit(code)
-        except KeyboardInterrupt as error:
-            [number] = error.args
+    try:
+        with handling(SIGNALS, stop):
+            code = main() or 0
+            sys.stdout.flush()
+    except KeyboardInterrupt as error:
+        [number] = error.args
+        with suppress(BrokenPipeError):
             print(f'stopped by {signal.Signals(number).name}', file=sys.stderr)
-            end(128 + number)              # sys.exit would wait for solvers in threads of their own
-        except (InputError, FloatingPointError) as error:
-            fail(str(error))
-        except torch.OutOfMemoryError as error:
-            fail(f'{str(error).splitlines()[0]}; a smaller --batch_size needs less')
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not re.search("can't allocate memory|overflowed", str(error)):
-                raise
-            asked = re.search(r'allocate (\d+) bytes', str(error))
-            more = f'{int(asked[1]) / 1e9:.1f} GB more' if asked else str(error)
-            taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-            fail(f'too little memory: {taken:.1f} GB are taken and {more} were asked for; a smaller --size or '
-                 f'--batch_size needs less, and in train.py a larger --accumulate')
-        except OSError as error:
-            fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
+        end(128 + number)                  # sys.exit would wait for solvers in threads of their own
+    except BrokenPipeError:
+        end(128 + signal.SIGPIPE)
+    except (InputError, FloatingPointError) as error:
+        fail(str(error))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        fail(f'too little memory ({str(error).splitlines()[0]}); a smaller --size or --batch_size needs less, and in '
+             f'train.py a larger --accumulate')
+    except RuntimeError as error:
+        if '/gloo/' not in str(error):
+            raise
+        fail(f'another process has ended ({str(error).splitlines()[0]}); continue with --resume')
+    except OSError as error:
+        fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
+    if 'TORCHELASTIC_RUN_ID' in os.environ:         # gloo's threads may abort one of several processes as it ends
+        end(code)
+    if code:
+        sys.exit(code)
 
 
 def end(code):
     """End the process at once, with nothing left in its buffers."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):
+            stream.flush()
     os._exit(code)
 
 

@@ -28,7 +28,8 @@ for size in ('tiny', 'nano'):
 def test_three_files_in_an_empty_folder_are_the_method(tmp_path):
     for name in METHOD:
         shutil.copy(ROOT / name, tmp_path)
-    done = subprocess.run([sys.executable, '-c', ALONE], cwd=tmp_path, env={'PATH': ''}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, '-c', ALONE], cwd=tmp_path, env={'PATH': '', 'OMP_NUM_THREADS': '1'},
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -57,7 +57,7 @@ def test_a_dataset_of_the_training_but_with_other_contents_is_refused(trained, t
 @pytest.mark.parametrize('source, said', [
     ('Poseidon, Wave-Layer.nc', True), ('', False), ('generate.py seed 7 grid 32 version 2', False),
     ('generate.py seed 0 grid 64 version 3', True)])
-def test_data_of_another_source_than_those_of_the_training_are_scored_with_a_line(trained, tmp_path, call, source, said):
+def test_data_of_another_source_than_the_training_are_scored_with_a_line(trained, tmp_path, call, source, said):
     values = travelling(3, 8, 16, 3, 0.4)
     values[..., 2] = values[:, :1, ..., 2]
     write(tmp_path, 'wave', values, 'test', **KINDS['wave'], dt=0.3, source=source)

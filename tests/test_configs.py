@@ -15,7 +15,7 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert configs.model('small').width == 1024 and configs.model('small', width=64, streams=2).streams == 2
     flags = ('--streams 2 --inner_skip --resolution 96x192 --heads 2 --modes 8 --lr 5e-4 --beta1 0.8 --beta2 0.99 '
              '--weight_decay 0.1 --datasets a b --compile on').split()
-    model, recipe, run, _, size = train.parse(['--size', 'small', *flags])
+    model, recipe, run, _, size, _ = train.parse(['--size', 'small', *flags])
     assert (size, model.width, model.streams, model.inner_skip, model.resolution) == ('small', 1024, 2, True, (96, 192))
     assert (model.heads, model.modes) == (2, 8)
     assert (recipe.beta1, recipe.beta2, recipe.weight_decay) == (0.8, 0.99, 0.1)

@@ -1,7 +1,6 @@
 """The file layout and what is read from it, with small HDF5 files."""
 import math
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -319,8 +318,8 @@ def equal(one, other):
         [*map(list, one.noise)] == [*map(list, other.noise)])
 
 
-@pytest.mark.parametrize('workers', [-1, 0, 2])
-def test_workers_and_threads_read_what_one_process_reads_in_order_and_draw_no_random_number(mixture, workers, tmp_path):
+@pytest.mark.parametrize('readers', [0, 1, 3])
+def test_threads_read_what_one_thread_reads_in_order_and_draw_no_random_number(mixture, readers, tmp_path):
     mixture.pop()                                                       # or its file could not be written
     with h5py.File(tmp_path / 'z/train.h5', 'a') as file:               # in chunks, which HDF5 reads
         values = file['data'][:]
@@ -330,23 +329,21 @@ def test_workers_and_threads_read_what_one_process_reads_in_order_and_draw_no_ra
     windows = windows_of(mixture, 3, WEIGHTS, seed=0)
     numbers = [*data.numbers_of_rank(range(3, 40), 6)]
     state = torch.get_rng_state()
-    read = [*data.batches(windows, iter(numbers), torch.device('cpu'), workers)]
+    read = [*data.batches(windows, iter(numbers), torch.device('cpu'), readers)]
     assert len(read) == 37 and all(equal(batch, windows[part].to('cpu')) for batch, part in zip(read, numbers))
     assert torch.equal(torch.get_rng_state(), state)
-    pickled = pickle.dumps(windows)             # as a worker gets it that is not forked
-    assert len(pickled) < 8000, 'it holds the values'
-    assert equal(pickle.loads(pickled)[range(20)], windows[range(20)])
+    assert len([*data.batches(windows, numbers[:2], torch.device('cpu'), readers)]) == 2, 'fewer than threads'
 
 
-@pytest.mark.parametrize('workers', [-1, 0, 1])
-def test_a_worker_or_thread_reports_data_that_are_damaged_in_one_line(mixture, workers, tmp_path):
+@pytest.mark.parametrize('readers', [0, 2])
+def test_a_thread_reports_data_that_are_damaged_in_one_line(mixture, readers, tmp_path):
     write_coded(tmp_path, 'a', values=np.full((5, 8, 4, 6, 2), np.nan))
     item = data.Trajectories(tmp_path, 'a', 'train', 4, 4)
     item.units = data.Units.none(2)
     windows = windows_of([item], 2, [1], seed=0)
     line = r'^[^\n]*a/train.h5: trajectory \d, frame \d, channel 0, [^\n]*: nan is not finite[^\n]*$'
     with pytest.raises(InputError, match=line):
-        next(data.batches(windows, [[0]], torch.device('cpu'), workers))
+        next(data.batches(windows, [[0]], torch.device('cpu'), readers))
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 6])
@@ -513,18 +510,13 @@ def test_nobody_rewrites_a_file_that_is_being_read_and_two_writers_do_not_lose_o
     assert (read(data.Trajectories(tmp_path, 'new', 'train', 4, 4), 2, 0, 8) == 1).all()
 
 
-def test_slow_chunks_and_unknown_filters_are_named(tmp_path):
-    for name, options in (('slow', dict(chunks=(3, 8, 4, 6, 2))), ('fast', dict(chunks=(1, 5, 4, 6, 2)))):
-        (tmp_path / name).mkdir()
-        with h5py.File(tmp_path / name / 'train.h5', 'w') as file:
-            file.create_dataset('data', data=coded(3, 8, 4, 6, 2), dtype='f4', **options)
-        advice = data.Trajectories(tmp_path, name, 'train', 4, 4).advice()
-        assert ('a window of 5 frames reads 5 times its size' in advice) == (name == 'slow') == bool(advice)
+def test_unknown_filters_are_named(tmp_path):
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_chunk((3, 8, 4, 6, 2))
     properties.set_filter(40000, h5py.h5z.FLAG_OPTIONAL, ())
-    with h5py.File(tmp_path / 'fast/train.h5', 'w') as file:
+    (tmp_path / 'packed').mkdir()
+    with h5py.File(tmp_path / 'packed/train.h5', 'w') as file:
         space = h5py.h5s.create_simple((3, 8, 4, 6, 2))
         h5py.h5d.create(file.id, b'data', h5py.h5t.IEEE_F32LE, space, properties)
     with pytest.raises(InputError, match='/data is compressed, and its filter 40000 .* pip install hdf5plugin'):
-        data.Trajectories(tmp_path, 'fast', 'train', 4, 4)
+        data.Trajectories(tmp_path, 'packed', 'train', 4, 4)

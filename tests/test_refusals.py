@@ -44,7 +44,6 @@ COMMANDS = {
         (train, '--lr=1e30', '--lr 1e+30 must be at most'),
         (train, f'--steps 1{"0" * 400}', 'must be at most 9223372036854775807'),
         (train, '--sampling a=1e308 b=1e308', '--sampling 1e+308 must be a finite number'),
-        (train, '--resolution 1 --patch 1 --frames 1', '--normalize: a single number has no deviation'),
         (train, '--warmup=1', '--warmup 1.0 must be below 1'),
         (train, '--streams=65', '--streams 65 must be at most 64'),
         (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
@@ -63,11 +62,10 @@ COMMANDS = {
         (train, 'RUN --seed 99999999999999999999', '--seed 99999999999999999999 must be at most'),
         (evaluate, 'SMALL --rollout -1', '--rollout -1 must be at least'),
         (evaluate, 'SMALL --json out/small/last.pt', '--json out/small/last.pt: the name of a report ends in .json'),
-        (evaluate, 'SMALL --json pre/config.json', '--json pre/config.json: this file is no report'),
-        (interpret, 'AOT --json own/train.json', '--json own/train.json: this file is no report'),
+        *((script, f'SMALL --json {path}', f'--json {path}: this file is there; choose another name, or delete it')
+          for script, path in ((evaluate, 'pre/config.json'), (interpret, 'report.json'), (evaluate, 'pipe.json'))),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
         *((evaluate, f'SMALL --json {path}.json', words) for path, words in (
-            ('pipe', 'pipe.json: this is not a regular file'), ('names', 'names.json: this file is no report'),
             ('file/a', 'file/a.json: cannot be written into'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
         (evaluate, 'SMALL --rollout 100000000000000000000', '--rollout 100000000000000000000 must be at most'),
         *((reproduce, f'main --data data --{flag}', words) for flag, words in (
@@ -112,7 +110,6 @@ COMMANDS = {
         (evaluate, '--checkpoint pipe.json', 'pipe.json: this is not a regular file'),
         (evaluate, '--checkpoint /dev/zero', '/dev/zero: this is not a regular file'),
         (train, 'RUN --init_from out/unet', 'out/unet/last.pt: the weights of --network UNet do not fit aotpot'),
-        (finetune, 'TUNE --dataset new --normalize', 'trained without --normalize; give --no-normalize'),
         (interpret, 'AOT --checkpoint out/plain --gains', 'no T to look at'),
         (interpret, 'AOT --checkpoint out/wild', 'T is not finite on coarse'),
     ],
@@ -143,9 +140,8 @@ def start(tmp_path_factory, pretrained):
     (folder / 'weights').mkdir()
     shutil.copy(folder / 'out/small/last.pt', folder / 'weights')
     os.mkfifo(folder / 'pipe.json')
-    (folder / 'names.json').write_text('{"models": "of cars"}')
     (folder / 'file').write_text('of the user')
-    (folder / 'own/train.json').write_text('[1]')
+    (folder / 'report.json').write_text('{"models": {"small": {"checkpoint": "another"}}}')
     (folder / 'pickle.pt').write_bytes(pickle.dumps({'model': {}}))
     (folder / 'closed').mkdir(mode=0o500)
     return folder

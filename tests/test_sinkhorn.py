@@ -2,7 +2,6 @@
 import doctest
 import itertools
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -74,28 +73,6 @@ def test_any_batch_shape_equals_a_loop_over_matrices(shape):
     torch.testing.assert_close(p, reference(z), rtol=1e-11, atol=1e-14)
 
 
-def compare(shape, iters, std, zeros=0., layout=lambda z: z):
-    """Compare the kernel in float32 with the loop in float64, values and gradients.
-
-    zeros: the share of -inf off the diagonal. layout: a function that moves or rearranges the input tensors.
-    """
-    n = shape[-1]
-    z = std * torch.randn(shape)
-    z[(torch.rand(shape) < zeros) & ~torch.eye(n, dtype=torch.bool)] = -INF
-    z, upstream = layout(z), layout(torch.randn(shape))
-    assert module.takes_kernel(z, iters) or not len(z)
-    want, want_gradient = both(z.double(), upstream.double(), iters, loop)
-    got, gradient = both(z, upstream, iters)
-    # logits of 1e4 are themselves rounded to 1e-3: there, the form need only be as good as the loop in float32
-    plain, plain_gradient = both(z, upstream, iters, loop)
-    slack = [0, 0] if std < 1e3 else [2 * (plain - want).norm(), 2 * (plain_gradient - want_gradient).norm()]
-    error = (got - want).abs().max() if len(z) else 0
-    assert error <= 1e-6 + slack[0], (error, shape, iters, std)
-    error = (gradient - want_gradient).norm()
-    # a gradient that cancels has the rounding errors of its terms, here bounded by a tenth of the upstream gradient
-    assert error <= 1e-6 * max(want_gradient.norm(), 0.1 * upstream.norm()) + slack[1], (error, shape, iters, std)
-
-
 def derivatives(dtype):
     """Compare second derivatives with differences of first ones, and the transforms of torch.func with both."""
     z, v = torch.randn(2, 3, 4, 4).double().unbind()
@@ -118,62 +95,6 @@ def derivatives(dtype):
 
 def test_derivatives_of_every_kind():
     derivatives(torch.float64)
-
-
-KERNEL = """
-import math, pytest, torch, test_sinkhorn as tests
-from sinkhorn import sinkhorn
-torch.manual_seed(0)
-for shape in ((7, 1, 1), (1, 2, 2), (7, 3, 3), (5, 5, 5), (1, 16, 16), (0, 4, 4)):
-    tests.compare(shape, 2, 4)
-tests.compare((100, 2, 2), 1, 1)
-tests.compare((3, 3, 4, 4), 20, 1)
-tests.compare((5, 4, 4), 2, 1e4)
-tests.compare((5, 4, 4), 5, 1, zeros=0.4)
-tests.compare((4, 4, 4), 1, 1, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
-tests.derivatives(torch.float32)
-z = torch.randn(3, 4, 4)
-z[1, 2, 3] = math.nan
-p = sinkhorn(z, 2)
-assert p[1].isnan().all() and p[::2].isfinite().all()
-z, upstream = torch.randn(5, 4, 4).bfloat16().requires_grad_(), torch.randn(5, 4, 4).bfloat16()
-compiled = torch.compile(lambda z: sinkhorn(z, 2), fullgraph=True, backend='aot_eager')
-for p in (sinkhorn(z, 2), compiled(z)):
-    assert p.dtype == torch.bfloat16
-    want = tests.both(z.float(), upstream.float(), 2, tests.loop)
-    with torch.profiler.profile() as profile:
-        gradient = torch.autograd.grad(p, z, upstream)[0]
-    torch.testing.assert_close((p, gradient), tuple(x.bfloat16() for x in want))
-    # on a GPU each of these would be one more launch beside that of the kernel
-    assert not {'aten::zeros', 'aten::zeros_like'} & {event.name for event in profile.events()}
-"""
-
-
-@pytest.mark.skipif(not module.TRITON, reason='needs triton')
-@pytest.mark.slow
-def test_kernel_equals_the_loop_in_tritons_interpreter():
-    """In a process of its own, because the interpreter is chosen when triton is imported."""
-    paths = os.pathsep.join((str(FILE.parent), str(Path(__file__).parent)))
-    run = subprocess.run([sys.executable, '-c', KERNEL], capture_output=True, text=True, timeout=300,
-                         env={**os.environ, 'TRITON_INTERPRET': '1', 'PYTHONPATH': paths, 'CUDA_VISIBLE_DEVICES': ''})
-    assert run.returncode == 0, run.stderr
-
-
-@pytest.mark.skipif(not torch.cuda.is_available() or not module.TRITON, reason='needs a CUDA device and triton')
-@pytest.mark.parametrize('n', [1, 2, 3, 4, 5, 16])
-def test_kernel_equals_the_loop_on_cuda(n):
-    for B, iters, std in itertools.product((1, 7, 1000), (1, 5, 20), (1, 4, 1e4)):
-        compare((B, n, n), iters, std, layout=lambda z: z.cuda())
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine where the kernel cannot run')
-def test_a_kernel_that_does_not_run_is_not_taken_and_a_warning_says_why(monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr(module, 'TRITON', True)
-    monkeypatch.setattr(module, 'TRUSTED', [])
-    with pytest.warns(UserWarning, match='the Triton kernel of sinkhorn.py is not taken .*; the loop is slower'):
-        assert not module.trusted()
-    assert not module.trusted(), 'without another warning'
 
 
 @pytest.mark.parametrize('n', range(1, 17))
@@ -220,6 +141,8 @@ def test_low_precision_input_gives_the_fp32_result_and_gradient_rounded(dtype):
     for got, want in zip(both(z, upstream, 20), both(z.float(), upstream.float(), 20)):
         torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
         assert (got != want.to(dtype)).float().mean() < 0.01, 'more than ties are rounded to the other neighbour'
+    said = {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+    assert said / 4 < row_error(sinkhorn(torch.randn(1000, 4, 4).to(dtype))) <= said
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
@@ -254,7 +177,7 @@ def test_a_row_or_column_of_minus_infinity_a_plus_infinity_or_a_nan_gives_nan_in
     (torch.zeros(2, 3, 4), {}, ValueError, 'logits have shape (2, 3, 4); expected square matrices (..., n, n)'),
     (torch.eye(4).long(), {}, TypeError, 'logits are torch.int64; expected a floating-point torch tensor (..., n, n)'),
     ([[1., 2.], [3., 4.]], {}, TypeError, 'logits are list; expected a floating-point torch tensor'),
-    (torch.eye(4), {'iters': -1}, ValueError, 'iters is -1; expected at least 0')])
+    *((torch.eye(4), {'iters': n}, ValueError, f'iters is {n}; expected at least 0') for n in (-1, 2.5, math.nan))])
 def test_an_error_says_what_was_given_and_what_is_expected(logits, options, error, message):
     with pytest.raises(error, match=re.escape(message)):
         sinkhorn(logits, **options)
@@ -262,7 +185,7 @@ def test_an_error_says_what_was_given_and_what_is_expected(logits, options, erro
 
 def table(text):
     """The numbers of the error table in a text: {iters: [median, worst, median, worst, ...]}."""
-    rows = re.findall(r'^ *(\d+) \|(( +\d\.?\d*e-\d+| +\|)+)$', text, flags=re.MULTILINE)
+    rows = re.findall(r'^[# ]*(\d+) \|(( +\d\.?\d*e-\d+| +\|)+)$', text, flags=re.MULTILINE)
     return {int(iters): [float(number) for number in re.findall(r'\S*e-\d+', cells)] for iters, cells, _ in rows}
 
 
@@ -280,14 +203,14 @@ for iters in (5, 10, 20, 50):
 
 
 @pytest.mark.slow
-def test_a_copy_in_an_empty_folder_has_the_errors_of_the_table_in_its_docstring(tmp_path):
+def test_a_copy_in_an_empty_folder_has_the_errors_of_the_table_in_it(tmp_path):
     """-I hides PYTHONPATH and the working directory, so only the copy and installed packages can be found."""
     shutil.copy(FILE, tmp_path)
     program = f'import sys; sys.path.insert(0, {str(tmp_path)!r})\n{TABLE}'
     run = subprocess.run([sys.executable, '-I', '-c', program], cwd=tmp_path, capture_output=True, text=True,
                          timeout=120)
     assert run.returncode == 0, run.stderr
-    said, measured = table(module.__doc__), table(run.stdout)
+    said, measured = table(FILE.read_text()), table(run.stdout)
     assert list(said) == list(measured) == [5, 10, 20, 50], run.stdout
     for iters in said:
         assert len(said[iters]) == len(measured[iters]) == 8, run.stdout

@@ -35,13 +35,13 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     saved = torch.load(out / 'last.pt', weights_only=True)
     model = build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
-    assert saved.keys() == {'model', 'optimizer', 'step', 'best', 'scored', 'rng', 'dtype', 'config', 'data',
-                            'unlogged'}
-    assert saved['data']['own']['test'] == dict(source='', shape=[3, 9, 16, 16, 3], channels=['u', 'v', 'c'],
-                                                static=['c'], dt=1.0, t_test=4.0)
+    assert saved.keys() == {'model', 'optimizer', 'step', 'best', 'scored', 'rng', 'dtype', 'config', 'data', 'format'}
+    unsaid = dict(source='', dt=1.0)
+    assert saved['data']['own']['test'] == dict(unsaid, shape=[3, 9, 16, 16, 3], channels=['u', 'v', 'c'], static=['c'],
+                                                t_test=4.0)
     units = dict(mean=2 * [[pytest.approx(0.1)]], deviation=2 * [[pytest.approx(0.5 ** 0.5)]], own=[0])
-    assert saved['data']['swe_pdb']['train'] == dict(source='', shape=[6, 7, 12, 12, 1], channels=['0'], static=[],
-                                                     dt=1.0, t_test=math.inf, units=units)
+    assert saved['data']['swe_pdb']['train'] == dict(unsaid, shape=[6, 7, 12, 12, 1], channels=['0'], static=[],
+                                                     t_test=math.inf, units=units)
     assert sorted(path.name for path in out.iterdir()) == ['config.json', 'last.pt', 'lock', 'log.jsonl']
     config = json.loads((out / 'config.json').read_text())
     assert config['model']['width'] == 16 and config['data'] == saved['data'] and config['steps'] == 4
@@ -77,11 +77,11 @@ terminal.cli(train.main)
 """
 
 
-@pytest.mark.parametrize('flags', [[], ['--accumulate', 2], ['--optimizer', 'muon'],
-                                   pytest.param(['--compile', 'on'], marks=pytest.mark.slow)])
+@pytest.mark.parametrize('flags', [['--accumulate', 2, '--optimizer', 'muon'], *(
+    pytest.param(flags, marks=pytest.mark.slow) for flags in ([], ['--compile', 'on']))])
 def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, tmp_path, torchrun, call):
     one, two = tmp_path / 'one', tmp_path / 'two'
-    code, _, printed = call(command(folder, one, *(flags if '--optimizer' in flags else ()))[1:])
+    code, _, printed = call(command(folder, one, *flags[2:])[1:])
     assert code == 0
     (tmp_path / 'worker.py').write_text(UNCOMPILED)
     done = torchrun.run(tmp_path / 'worker.py', ROOT, *command(folder, two, *flags)[1:])
@@ -104,8 +104,7 @@ WORKER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv.pop(1))
 import train
-from runtime import distributed, terminal
-distributed.INTERVAL = 0                        # the processes ask one another after every step
+from runtime import terminal
 schedule = train.one_cycle
 def one_cycle(step, *rest):
     for name, number in (('stop', signal.SIGTERM), ('kill', signal.SIGKILL)):
@@ -161,17 +160,17 @@ def test_a_run_on_two_nodes_survives_a_signal_and_two_kills_with_the_weights_of_
     assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
 
 
-OWN_FOLDER = "import os, sys\nsys.argv[-1] += os.environ['RANK']\n" + WORKER
+OWN_DISK = "import os\nos.chdir('node' + os.environ['RANK'])\n" + WORKER
 
 
 @pytest.mark.slow
 def test_processes_that_find_runs_at_other_steps_refuse_to_train(folder, tmp_path, torchrun, call):
-    assert call(command(folder, tmp_path / 'out1', steps=8)[1:])[0] == 0
-    (tmp_path / 'worker.py').write_text(OWN_FOLDER)                         # --out out0 and --out out1
-    done = torchrun.run('worker.py', ROOT, *command(folder, 'other', steps=8)[1:], '--resume', '--out', 'out',
-                        cwd=tmp_path)
+    assert call(command(folder, tmp_path / 'node1/out', steps=8)[1:])[0] == 0
+    (tmp_path / 'node0').mkdir()
+    (tmp_path / 'worker.py').write_text(OWN_DISK)
+    done = torchrun.run('worker.py', ROOT, *command(folder, 'out', steps=8)[1:], '--resume', cwd=tmp_path)
     assert done.returncode and 'error: --resume: the processes have found a run at the steps [0, 8]' in done.stderr
-    assert not (tmp_path / 'out0/last.pt').exists()
+    assert not (tmp_path / 'node0/out/last.pt').exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_the_checkpoint_before_it_stays(folder, tmp_path, refused):
@@ -227,31 +226,20 @@ def test_where_the_compiler_fails_a_line_says_so_and_the_run_goes_on_eagerly(fol
 
 def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(folder):
     item = data.Trajectories(folder, 'own', 'test', 3, 4)                       # three trajectories, t_test = 4
-    assert train.validation_windows(item) == [(0, 0), (1, 2), (2, 3)]
+    assert evaluate.validation_windows(item) == [(0, 0), (1, 2), (2, 3)]
     many = SimpleNamespace(count=200, t_test=91)
-    windows = train.validation_windows(many)
+    windows = evaluate.validation_windows(many)
     assert len(windows) == len({trajectory for trajectory, _ in windows}) == 64 and max(windows)[0] == 196
     assert [start for _, start in windows][::21] == [0, 30, 60, 90]
     model = helpers.small_model()
-    places = train.validation_windows(item)
+    places = evaluate.validation_windows(item)
     frames = torch.from_numpy(np.stack([read(item, i, start, start + 4) for i, start in places]))
     expected = []
     for window in frames:
         prediction = evaluate.rollout(model, window[:3], 1)[0, 0]
         expected += [((prediction - window[3]).norm(dim=(0, 1)) / window[3].norm(dim=(0, 1)))[:2].mean().item()]
-    found = train.validation_error(model, [item, item], distributed.setup('cpu'))
+    found = evaluate.validation_error(model, [item, item], distributed.setup('cpu'))
     assert found == pytest.approx(np.mean(expected), rel=1e-4) and len(set(expected)) == 3
-
-
-@pytest.mark.parametrize('grids, resolution, patch, words', [
-    (['48x80'], '64x64', 4, '--resolution 48x80'),
-    (['16x16', '12x12'], '32x32', 8, '--resolution 16x16'),
-    (['16x16', '12x12'], '12x12', 4, ''),                                           # the grid of one of them
-    (['127x127'], '128x128', 8, '')])                                               # which the patch does not divide
-def test_a_model_grid_that_is_not_that_of_the_data_and_could_be_is_said(grids, resolution, patch, words):
-    sets = [SimpleNamespace(space=configs.grid(grid)) for grid in grids]
-    advice = train.grid_advice(sets, configs.model('tiny', resolution=resolution, patch=patch))
-    assert advice.endswith(f'{resolution}, is not that of the data; try {words}') if words else not advice
 
 
 @pytest.fixture

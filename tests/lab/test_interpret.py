@@ -1,5 +1,6 @@
 """Gains, the probe and the collected T against loops, and the command."""
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 import configs
-import data
-from helpers import CPU, ONE_LAYER, read, slow_rollout, small_model, trajectories, travelling, write
+import evaluate
+from helpers import CPU, ONE_LAYER, read, save, small_model, trajectories, travelling, write
 from lab import interpret
 from nets.build import build
 
@@ -26,25 +27,20 @@ def test_gains_equal_a_loop_over_samples_and_suffix_products():
                 np.testing.assert_allclose(gain['backward' + kind][b, l], np.linalg.norm(M, 1), rtol=1e-12)
 
 
-def step_by_hand(model, u, what='', means=None):
-    """The next frame, by the equations of aotpot.py with one mapping fixed, and [a; d; T] of all sub-layers."""
+def mappings_by_hand(model, u):
+    """T of all sub-layers, by the equations of aotpot.py."""
     x = model.aggregate(model.embed(u))
     x = x[:, None].expand(-1, model.config.streams, *x.shape[1:])
     blocks, found = [], []
     for layer in model.layers:
         blocks.append((layer.aot1.mappings, lambda x, layer=layer: layer.post1(layer.mixer(layer.norm1(x)))))
         blocks.append((layer.aot2.mappings, lambda x, layer=layer: layer.post2(layer.mlp(layer.norm2(x)))))
-    for l, (mappings, F) in enumerate(blocks):
+    for mappings, F in blocks:
         a, d, T = mappings(x.mean((2, 3)))
-        found.append(torch.cat([a[:, None], d[:, None], T], 1))
-        a = means[l, 0].expand_as(a) if what == 'a' else a
-        d = means[l, 1].expand_as(d) if what == 'd' else d
-        T = means[l, 2:].expand_as(T) if what == 'T' else T
+        found.append(T)
         y = F(torch.einsum('bs,bshwd->bhwd', a, x))
         x = torch.einsum('brs,bshwd->brhwd', T, x) + torch.einsum('br,bhwd->brhwd', d, y)
-        if what == 'streams':
-            x = x.mean(1, keepdim=True).expand_as(x)
-    return model.readout(torch.einsum('s,bshwd->bhwd', torch.softmax(model.gate, 0), x)), found
+    return found
 
 
 @torch.no_grad()
@@ -54,7 +50,7 @@ def test_what_is_observed_is_what_each_block_computes_for_its_streams():
     with interpret.observed(model) as values:
         model(u)
     assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
-    torch.testing.assert_close(values, step_by_hand(model, u)[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(values, mappings_by_hand(model, u), rtol=1e-4, atol=1e-5)
     assert (values[1][0] - values[1][1]).abs().max() > 0.01
 
 
@@ -65,63 +61,16 @@ def test_windows_are_spread_over_trajectories_and_then_frames(folder):
     assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
 
 
-def windows_of(test, limit):
-    """The frames (N, 4, *space, C) of the inputs of a step and of its truth, one after another."""
-    places = interpret.evenly_spaced_inputs(test, limit)
-    return torch.stack([torch.from_numpy(read(test, i, start, start + 4)) for i, start in places])
-
-
 @torch.no_grad()
-def test_inputs_are_collected_in_batches_with_the_error_of_a_step(model, folder):
+def test_inputs_are_collected_in_batches(model, folder):
     test = trajectories(folder, 'own')
-    values, errors = interpret.observe(model, test, CPU, 7, batch_size=3)
-    windows = windows_of(test, 7)
+    values = interpret.observe(model, test, CPU, 7, batch_size=3)
+    places = interpret.evenly_spaced_inputs(test, 7)
+    windows = torch.stack([torch.from_numpy(read(test, i, start, start + 3)) for i, start in places])
+    predictor = evaluate.Predictor(model, test, CPU.device)
     with interpret.observed(model) as expected:
-        model(data.to_model(windows[:, :3], (16, 16), 4))
+        predictor.step(predictor.state(windows))
     torch.testing.assert_close(values.float(), torch.stack(expected, 1))
-    for error, window in zip(errors, windows, strict=True):
-        step = slow_rollout(model, window, test.evolving, 1)[0]
-        torch.testing.assert_close(error, relative_error(step, window[3][..., test.evolving]), rtol=1e-4, atol=0)
-
-
-def relative_error(u, v):
-    """The mean over the channels of ||u - v|| / ||v|| of fields (H, W, C)."""
-    return ((u - v).double().norm(dim=(0, 1)) / v.double().norm(dim=(0, 1))).mean()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('form', ['fast', 'paper'])
-def test_what_is_fixed_is_fixed_at_its_mean_over_the_inputs_of_all_datasets(folder, form):
-    """Beside the equations of the block, with the streams themselves averaged."""
-    torch.manual_seed(0)
-    model = build(configs.model('tiny', **{**ONE_LAYER, 'depth': 2}, alpha=2.0), form).eval()
-    for parameter in model.parameters():
-        parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    sets = [trajectories(folder, name) for name in ('own', 'coarse')]
-    collected = lambda test: interpret.observe(model, test, CPU, 6)
-    rows = interpret.fixed(model, sets, collected)
-    means = torch.cat([collected(test)[0] for test in sets]).mean(0).float()
-    found = {what: [] for what in rows}
-    for test in sets:
-        windows = windows_of(test, 6)
-        state = data.to_model(windows[:, :3], (16, 16), 4)
-        for what in rows:
-            frames, _ = step_by_hand(model, state, what, means)
-            u = data.resize(frames[:, None], test.space)[:, 0][..., test.evolving]
-            errors = [relative_error(*pair) for pair in zip(u, windows[:, 3][..., test.evolving])]
-            found[what].append(torch.stack(errors).mean().item())
-    for what, errors in found.items():
-        np.testing.assert_allclose([*rows[what].values()], errors, rtol=1e-4, err_msg=what)
-    ratios = interpret.ratios(rows)
-    by_hand = np.sqrt(np.prod(found['d']) / np.prod(found['nothing']))
-    assert [*ratios] == ['a', 'd', 'T', 'streams'] and ratios['d'] == pytest.approx(by_hand, rel=1e-4)
-    assert min(abs(ratio - 1) for ratio in ratios.values()) > 5e-4, ratios
-    own = interpret.fixed(model, sets, collected, own=True)
-    for test in sets:                                   # as if there were no other dataset
-        alone = interpret.fixed(model, [test], collected)
-        assert {what: errors[test.name] for what, errors in own.items()} == pytest.approx(
-            {what: errors[test.name] for what, errors in alone.items()}, rel=1e-6)
-    assert own['d'] != rows['d']
 
 
 def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
@@ -158,7 +107,7 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
     code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
-    T = [interpret.observe(model, trajectories(folder, name), CPU, 6)[0][:, :, 2:] for name in ('coarse', 'own')]
+    T = [interpret.observe(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
     gain = interpret.gains(torch.cat(T))['backward_composite']
     np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
     np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
@@ -167,14 +116,19 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     assert code == 0 and written['probe']['confusion'] == probe['confusion'] and 'datasets' not in written
     np.testing.assert_allclose(written['probe']['mean']['own'], T[1].mean(0), rtol=1e-9)
     assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {probe["accuracy"]:.3f}' in printed
-    _, _, printed = call([*flags, '--gains'], interpret)
-    alone = json.loads((folder / 'T.json').read_text())['models']['small']
+    _, _, printed = call([*flags[:-1], folder / 'gains.json', '--gains'], interpret)
+    alone = json.loads((folder / 'gains.json').read_text())['models']['small']
     assert alone['gains'] == written['gains'] and 'probe' not in alone and 'nearest' not in printed
-    _, _, printed = call([*flags, '--fixed'], interpret)
-    written = json.loads((folder / 'T.json').read_text())['models']['small']
-    rows, own = written['fixed'], written['fixed_by_dataset']
-    assert [line.split() for line in printed.splitlines()[-4:]] == [
-        [what, f'{ratio:.2f}', f'{interpret.ratios(own)[what]:.2f}'] for what, ratio in interpret.ratios(rows).items()]
+
+
+def test_in_another_folder_it_takes_the_datasets_of_the_training(model, folder, call):
+    """Of which each may be there in small."""
+    path = save(model, folder, 'small/last.pt', datasets=('coarse', 'own'))
+    shutil.copytree(folder, folder / 'moved')
+    write(folder / 'moved', 'foreign', travelling(4, 7, 8, 1, 0.3), 'test')
+    flags = ['--checkpoint', path, '--data', folder / 'moved', '--samples', '4', '--device', 'cpu', '--probe']
+    code, error, printed = call(flags, interpret)
+    assert code == 0 and 'of 2 groups' in printed and 'foreign' not in printed, error
 
 
 @pytest.mark.parametrize('form', ['fast', 'paper'])

@@ -12,7 +12,7 @@ import torch
 import aotpot
 import configs
 import nets.build
-from helpers import SMALL, build, field
+from helpers import SMALL, build, field, small_model
 from nets import experts, fast
 
 
@@ -276,3 +276,15 @@ def test_the_network_on_cuda_equals_that_on_a_cpu_eager_compiled_and_as_a_cuda_g
     for _ in range(3):                                              # a graph is recorded at the second, replayed then
         found = {name: value.cpu() for name, value in results(model, u.cuda()).items()}
     assert_equal(found, expected, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('gradients', [False, True])
+def test_a_network_is_exported_with_and_without_gradients_and_goes_on_as_before(gradients, monkeypatch):
+    monkeypatch.setattr(fast, 'MATRICES', {})
+    model = small_model()
+    u = torch.randn(2, 3, 16, 16, 4)
+    with torch.set_grad_enabled(gradients):
+        exported = torch.export.export(model, (u,)).module()
+        torch.testing.assert_close(exported(u), model(u))
+        torch.testing.assert_close(exported(u), aotpot.AOTPOT.predict(model, u))

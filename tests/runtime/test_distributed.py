@@ -1,16 +1,14 @@
 """Processes: shares and sums, alone and under torchrun."""
-import os
 import platform
 import resource
-import subprocess
-import sys
+import signal
 import time
 
 import pytest
 import torch
 
 import configs
-from helpers import free_port
+from helpers import run
 from runtime import distributed
 
 CPU = torch.device('cpu')
@@ -26,28 +24,73 @@ def test_the_batches_of_all_processes_hold_each_index_once(count, size, world_si
 
 
 @pytest.mark.parametrize('variables, words', [
-    (dict(WORLD_SIZE='two'), "WORLD_SIZE in the environment is 'two'; start several processes with torchrun"),
-    (dict(WORLD_SIZE=''), "WORLD_SIZE in the environment is ''"),
-    (dict(WORLD_SIZE='2'), "RANK in the environment is ''"),
-    (dict(WORLD_SIZE='2', RANK='2'), "RANK in the environment is '2'"),
-    (dict(WORLD_SIZE='2', RANK='0'), "MASTER_PORT in the environment is ''")])
-def test_half_of_what_torchrun_sets_is_named(variables, words, monkeypatch):
+    (dict(WORLD_SIZE='two', RANK='0', MASTER_ADDR='::1', MASTER_PORT='1'), "'two'"), (dict(WORLD_SIZE=''), 'RANK'),
+    (dict(WORLD_SIZE='2'), 'RANK expected'), (dict(WORLD_SIZE='2', RANK='0'), 'MASTER_ADDR expected')])
+def test_half_of_what_torchrun_sets_is_one_line(variables, words, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(configs.InputError, match=words):
+    with pytest.raises(configs.InputError, match=f'^the processes cannot join .*{words}.*; start several with'):
         distributed.setup('cpu')
 
 
-@pytest.mark.parametrize('rank', ['0', '1'])
-def test_a_wait_for_a_process_that_does_not_come_can_be_stopped(rank):
-    environment = dict(WORLD_SIZE='2', RANK=rank, MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
-    code = 'from runtime import distributed, terminal; print(flush=True); terminal.cli(distributed.setup)'
-    with subprocess.Popen([sys.executable, '-c', code], env={**os.environ, **environment}, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.readline()
-        time.sleep(1)
-        process.terminate()
-        assert process.communicate(timeout=20)[1] == 'stopped by SIGTERM\n' and process.returncode == 143
+JOINING = """if True:
+    import functools, os, signal, socket, sys, time
+    from runtime import distributed, terminal
+
+    def start(rank, settings={{'seed': 0}}, world_size=2, address='127.0.0.1', port=None):
+        process = os.fork()
+        if process == 0:
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+            terminal.cli(lambda: distributed.setup('cpu', 0, settings) and None)
+            os._exit(0)
+        return process
+
+    @functools.cache
+    def ports():
+        sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range(6)]
+        numbers = [one.getsockname()[1] for one in sockets]
+        for one in sockets[1:]:
+            one.close()
+        return [*numbers, sockets[0]]                               # the first of which listens and never answers
+
+    {}
+    for process in waiting:
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))"""
+WAITING = """if True:
+    silent, alone, late, died, twice, sizes, listener = ports()
+    waiting = [start(1, port=silent), start(0, port=alone), start(1, port=late),
+               start(0, address='no.such.host.invalid', port=late),
+               start(0, port=died, world_size=3), *(start(rank, port=twice, world_size=3) for rank in (0, 1, 1)),
+               start(0, port=sizes), start(1, port=sizes, world_size=3)]
+    dead = start(1, port=died, world_size=3)
+    time.sleep(1.5)
+    os.kill(dead, signal.SIGKILL)
+    time.sleep(0.5)
+    for i, process in enumerate(waiting):
+        os.kill(process, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[i % 3])"""
+
+
+def joining(start):
+    """The exit codes and the lines of processes that join one another in one way or another."""
+    done = run('-c', JOINING.format(start.replace('\n', '\n    ')))
+    return list(map(int, done.stdout.split())), done.stderr.splitlines()
+
+
+def test_a_wait_for_processes_that_do_not_come_ends_at_a_signal():
+    """For none, what is no store, an address without a host, a dead one, two of one rank, another WORLD_SIZE."""
+    started = time.monotonic()
+    codes, _ = joining(WAITING)
+    ends = {-number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)} | {2}     # or it has failed before
+    assert len(codes) == 10 and {*codes} <= ends and codes.count(2) < 5, codes
+    assert time.monotonic() - started < 60
+
+
+def test_processes_of_different_commands_are_refused_on_all_of_them():
+    codes, lines = joining("waiting = [start(rank, {'lr': 1.0, 'dtype': dtype}, port=ports()[1]) "
+                           "for rank, dtype in enumerate(('auto', 'bf16'))]")
+    assert codes == [2, 2] and sorted(lines) == [
+        f'error: --dtype {dtype}: another process was started with another value; give all of them the same command'
+        for dtype in ('auto', 'bf16')], lines
 
 
 def test_nothing_takes_tf32(monkeypatch):
@@ -60,7 +103,7 @@ def test_nothing_takes_tf32(monkeypatch):
     ('auto', 512, True, 'bf16'), ('auto', 512, False, 'fp32'), ('auto', 0, True, 'fp32'), ('fp32', 512, True, 'fp32'),
     ('bf16', 0, False, 'bf16'), *(('auto', configs.model(size).width, True, 'fp32') for size in ('nano', 'mini'))])
 def test_auto_takes_bf16_on_a_processor_that_has_it_if_the_network_is_wide(dtype, width, has, expected, monkeypatch):
-    monkeypatch.setattr(distributed, 'has_amx', lambda: has)
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: has)
     assert distributed.precision(dtype, distributed.Processes(0, 1, CPU), width) == expected
 
 

@@ -63,3 +63,27 @@ def test_who_has_locked_a_folder_that_is_gone_or_moved_writes_nothing_more(chang
             files.write_text(out / 'a', 'of the second')
     assert out.exists() == (change in ('replaced', 'another lock'))
     files.write_text(out / 'a', 'without a lock')
+
+
+def test_who_ends_in_a_folder_that_another_process_has_now_leaves_it_its_lock(tmp_path):
+    out = tmp_path / 'out'
+    with pytest.raises(KeyError, match='ours'), files.lock(out):        # the first error, not one of cleaning up
+        shutil.rmtree(out)
+        out.mkdir()
+        (out / 'lock').touch()
+        raise KeyError('ours')
+    assert (out / 'lock').exists()
+    (out / 'lock').unlink()
+    out.rmdir()
+    with pytest.raises(KeyError, match='ours'), files.lock(out):
+        raise KeyError('ours')
+    assert not out.exists(), 'what one cleans up is one\'s own'
+
+
+@pytest.mark.parametrize('error', [NameError, AttributeError, IndexError, TypeError])
+def test_a_mistake_of_ours_is_not_said_to_be_one_of_the_file(error):
+    with pytest.raises(error), files.naming('a.h5'):
+        raise error
+    for kind in files.OF_FILES:
+        with pytest.raises(configs.InputError, match='a.h5: cannot be read'), files.naming('a.h5'):
+            raise kind

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import data
+import evaluate
 import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
-from runtime import checkpoint, distributed
+from runtime import checkpoint, distributed, runs
 
 
 @pytest.fixture
@@ -23,10 +24,22 @@ def folder(tmp_path):
 def assert_equal(whole, broken):
     """The last checkpoints of two runs, and the numbers in their logs, are equal bit for bit."""
     a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
-    for key in ('model', 'optimizer', 'step', 'best', 'scored', 'rng', 'data', 'unlogged'):
+    for key in ('model', 'optimizer', 'step', 'best', 'scored', 'rng', 'data'):
         assert same(a[key], b[key]), key
-    for key in ('step', 'epoch', 'loss', 'lr', 'grad_norm'):
-        assert [line[key] for line in log(whole)] == [line[key] for line in log(broken)], key
+    lines, found = ({line['step']: line for line in log(out)} for out in (whole, broken))       # at a signal one more
+    for key in ('epoch', 'lr', 'grad_norm'):
+        assert [line[key] for line in lines.values()] == [found[step][key] for step in lines], key
+    sums, of_broken = map(summed, (lines, found))
+    assert [of_broken[step] for step in lines] == pytest.approx([*sums.values()], rel=1e-12)
+
+
+def summed(lines):
+    """The sum of the losses up to each line of a log, {step: line}, of which each has a mean."""
+    sums = {0: 0.0}
+    for step, line in lines.items():
+        last, total = [*sums.items()][-1]
+        sums[step] = total + (step - last) * line['loss']
+    return {step: sums[step] for step in lines}
 
 
 def interrupt(flags, step, number):
@@ -99,6 +112,8 @@ def begun(pretrained, folder, tmp_path):
 @pytest.mark.parametrize('flags, words', [
     (['--lr', '0.5'], '--lr 0.5: the run to resume has 0.01; repeat its command, or choose another --out'),
     (['--init_from', 'a.pt'], '--init_from a.pt: the run to resume has none'),
+    (['--size', 'mini'], '--size mini: the run to resume has nano'),
+    (['--threads', '2'], '--threads 2: the run to resume has 1'),
     (['--datasets', 'swe_pdb', 'own'], '--datasets swe_pdb own: the run to resume has own swe_pdb')])
 def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, begun, folder, refused, pretrained):
     before = contents(begun)
@@ -116,7 +131,7 @@ def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, be
     ({'channels': ('v', 'u', 'c')}, "the channels of own/test.h5 was ['u', 'v', 'c'], is ['v', 'u', 'c']"),
     ({'dt': 0.5}, 'the dt of own/test.h5 was 1.0, is 0.5'),
     ({'N': 7}, 'the shape of own/train.h5 was [6, 9, 16, 16, 3], is [7, 9, 16, 16, 3]'),
-    ({'valid': 2}, 'own/valid.h5 is new')])
+    ({'valid': 2}, "the source of own/valid.h5 was None, is ''")])
 def test_data_that_are_not_those_of_the_run_are_refused(attributes, words, begun, folder, refused):
     attributes = dict(channels=('u', 'v', 'c'), static=('c',), t_test=4) | attributes
     counts = {'train': attributes.pop('N', 6), 'test': 3, 'valid': attributes.pop('valid', 0)}
@@ -179,22 +194,18 @@ def test_a_run_goes_on_on_another_device(begun, folder, call):
 
 def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another(folder, tmp_path, monkeypatch, call):
     monkeypatch.setattr(distributed, 'WIDE', 16)                                # the width of the network
-    monkeypatch.setattr(distributed, 'has_amx', lambda: True)
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: True)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert ' bf16 on 1 x cpu' in call(command(folder, whole, steps=4)[1:])[2]
     resume = command(folder, broken, '--resume', steps=4)[1:]
     with monkeypatch.context() as patch:
         at_step(2, lambda: signal.raise_signal(signal.SIGTERM), patch)
         assert call(resume)[0] == 128 + signal.SIGTERM
-    monkeypatch.setattr(distributed, 'has_amx', lambda: False)
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: False)
     before = torch.load(broken / 'last.pt', weights_only=True)
     assert before['dtype'] == 'bf16' and before['config']['run']['dtype'] == 'auto'
     assert ' bf16 on 1 x cpu' in call(resume)[2]
     assert_equal(whole, broken)
-    del before['dtype']                                                         # that of an earlier version
-    torch.save(before, broken / 'last.pt')
-    monkeypatch.setattr(distributed, 'has_amx', lambda: True)
-    assert ' fp32 on 1 x cpu' in call(resume)[2]
 
 
 @pytest.mark.parametrize('resume', [[], ['--resume']])
@@ -233,7 +244,7 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     valid = [line['valid'] for line in log(out) if 'valid' in line]
     assert best['valid'] == last['best'] == min(valid) and best['step'] == 3 * valid.index(min(valid)) + 3
     valid_sets = [data.Trajectories(folder, name, 'valid', 3, 4) for name in ('own', 'swe_pdb')]
-    error = train.validation_error(checkpoint.load_model(best), valid_sets, distributed.setup('cpu'))
+    error = evaluate.validation_error(checkpoint.load_model(best), valid_sets, distributed.setup('cpu'))
     assert best['valid'] == pytest.approx(error, rel=1e-5)
 
 
@@ -273,3 +284,25 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert sorted(contents(broken)) == ['config.json', 'last.pt', 'log.jsonl']       # no .part
     assert call(resume)[0] == 0
     assert_equal(whole, broken)
+
+
+@pytest.mark.parametrize('of', [None, 0, runs.FORMAT + 1])
+def test_a_run_of_another_version_is_refused_in_a_line_that_names_what_to_do(of, begun, folder, refused):
+    saved = torch.load(begun / 'last.pt', weights_only=True)
+    saved['format'] = of
+    torch.save(saved, begun / 'last.pt')
+    before = contents(begun)
+    refused(command(folder, begun, '--resume', steps=8)[1:],
+            f'{begun}/last.pt: another version wrote this run; start another --out from its weights with --init_from')
+    assert contents(begun) == before
+
+
+def test_what_a_command_does_not_give_is_that_of_the_run(begun, folder, call):
+    """Here none of its flags but --out, and another --log_every."""
+    saved = torch.load(begun / 'last.pt', weights_only=True)
+    torch.save({**saved, 'step': 4, 'scored': 4}, begun / 'last.pt')
+    code, error, printed = call(['--out', begun, '--resume', '--log_every', 2, '--device', 'cpu'])
+    assert code == 0 and [int(step) for step in re.findall(r'step (\d)/8: loss', printed)] == [6, 8], error
+    before, now = saved['config'], torch.load(begun / 'last.pt', weights_only=True)['config']
+    assert all(now[part] == before[part] for part in ('size', 'model', 'train', 'finetune'))
+    assert {name for name in now['run'] if now['run'][name] != before['run'][name]} <= {'log_every', 'out', 'resume'}

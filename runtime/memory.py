@@ -1,0 +1,52 @@
+"""How much memory a training step takes on a CPU, where Linux ends a process without a word."""
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+
+def available():
+    """The bytes that this process may still take, of the machine or of a container."""
+    kilobytes = {line.split(':')[0]: int(line.split()[1]) for line in Path('/proc/meminfo').read_text().splitlines()}
+    free = 1024 * kilobytes['MemAvailable']
+    with suppress(OSError, ValueError):                         # ValueError: its limit is 'max'
+        limit, taken = (int(Path(f'/sys/fs/cgroup/memory.{name}').read_text()) for name in ('max', 'current'))
+        free = min(free, limit - taken)
+    return free
+
+
+def saved_bytes(model):
+    """The bytes that a forward pass of one sample keeps for its backward pass."""
+    config = model.config
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+    u = torch.ones(1, config.frames, *config.resolution, config.channels)
+    training = model.training
+    model.eval()                                # in training a batch would change BatchNorm
+    with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        prediction = model(u)
+    model.train(training)
+    for x in [prediction, *model.parameters(), *model.buffers()]:
+        kept.pop(x.untyped_storage().data_ptr(), None)
+    return sum(kept.values())
+
+
+def forecast(model, samples, parts):
+    """A line on what a step needs and what there is; where it does not fit, on what does.
+
+    samples: of a pass, parts: passes of a step, --accumulate.
+    """
+    fixed = 4 * sum(x.numel() * x.element_size() for x in model.parameters())   # weights, gradients, two moments
+    each = saved_bytes(model)
+    free = available()
+    words = f'memory: about {(fixed + each * samples) / 1e9:.2g} GB for a step, {free / 1e9:.2g} GB are available'
+    if fixed + each * samples < free:
+        return words
+    fitting = [n for n in range(1, samples + 1) if samples % n == 0 and fixed + each * samples / n < free]
+    advice = f'--accumulate {parts * fitting[0]} fits' if fitting else 'take a smaller --size'
+    return f'{words}; {advice}, or the system may end the run without a word'
