@@ -42,8 +42,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def seed(request):
+def seed(request, monkeypatch):
     torch.manual_seed(zlib.crc32(request.node.name.encode()))
+    monkeypatch.setattr('lab.figures.FRAMES', 2)                            # of an animation, at most
 
 
 @pytest.fixture

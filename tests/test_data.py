@@ -227,8 +227,9 @@ def splits_of(folder):
     return frozenset((path.stem, h5py.File(path)['data'].attrs['pde']) for path in folder.glob('*.h5'))
 
 
-@pytest.mark.parametrize('old, new', [((), ('test', 'train')), (('test', 'valid', 'train'), ('test', 'train')),
-                                      (('test', 'train'), ('test', 'valid', 'train'))])
+@pytest.mark.parametrize('old, new', [
+    ((), ('test', 'train')), (('test', 'valid', 'train'), ('test', 'train')),
+    pytest.param(('test', 'train'), ('test', 'valid', 'train'), marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_loses_neither_dataset_and_the_files_beside_a_train_file_belong_to_it(tmp_path, old, new):
     u = coded(3, 8, 4, 6, 2)
     write = lambda folder, splits, pde: data.write(folder, u, u, u if 'valid' in splits else None, pde=pde)

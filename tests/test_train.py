@@ -422,7 +422,7 @@ def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit
 
 def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, call):
     out = tmp_path / 'out'
-    flags = command(folder, out, '--datasets', 'swe_pdb', '--lr', '1e-2', '--noise', '0', '--patch', '4', steps=150)[1:]
+    flags = command(folder, out, '--datasets', 'swe_pdb', '--lr', '1e-2', '--noise', '0', '--patch', '4', steps=100)[1:]
     assert call(flags)[0] == 0
     losses = [line['loss'] for line in log(out)]
     assert np.mean(losses[-20:]) < np.mean(losses[:5]) / 4

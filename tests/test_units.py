@@ -110,7 +110,7 @@ def weights(path):
     return torch.load(path / 'last.pt')['model']
 
 
-@pytest.mark.parametrize('fields, own', [(flow, 0), (differing, 1)])
+@pytest.mark.parametrize('fields, own', [pytest.param(flow, 0, marks=pytest.mark.slow), (differing, 1)])
 def test_a_training_and_a_fine_tuning_on_a_power_of_two_of_the_fields_are_the_same_bit_for_bit(trained, fields, own):
     u = fields(16)
     scales = {'u': 1, 'large': 2.0 ** 17, 'small': 2.0 ** -20}
@@ -125,7 +125,7 @@ def test_a_training_and_a_fine_tuning_on_a_power_of_two_of_the_fields_are_the_sa
         assert same(weights(trained.folder / f'{name}-tuned'), weights(trained.folder / 'u-tuned')), name
 
 
-@pytest.mark.parametrize('fields', [flow, differing])
+@pytest.mark.parametrize('fields', [flow, pytest.param(differing, marks=pytest.mark.slow)])
 def test_fields_in_other_units_give_the_same_table(trained, fields):
     """Every training amplifies rounding, so that this one is short."""
     u = fields(16)
@@ -203,7 +203,7 @@ def test_an_error_of_a_channel_at_rest_counts_at_most_as_one_and_has_a_slope(res
     assert train.loss_of(torch.full((1, 8, 8, 1), rest), batch, loss, normalize=True) == 0
 
 
-@pytest.mark.parametrize('loss', ['relative', 'change'])
+@pytest.mark.parametrize('loss', [pytest.param('relative', marks=pytest.mark.slow), 'change'])
 def test_a_channel_that_rests_in_half_of_the_trajectories_is_learned_and_learns_to_rest(trained, loss):
     u = np.concatenate([waves(24), waves(24, seed=1)], -1)
     u[:, :, ..., 1] *= np.arange(24).reshape(24, 1, 1, 1) % 2

@@ -33,11 +33,11 @@ def test_half_of_what_torchrun_sets_is_one_line(variables, words, monkeypatch):
         distributed.setup('cpu')
 
 
-JOINING = """if True:
-    import functools, os, signal, socket, sys, time
+PROCESSES = """if True:
+    import os, signal, socket, time
     from runtime import distributed, terminal
 
-    def start(rank, settings={{'seed': 0}}, world_size=2, address='127.0.0.1', port=None):
+    def start(rank, settings={'seed': 0}, world_size=2, address='127.0.0.1', port=None):
         process = os.fork()
         if process == 0:
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
@@ -45,52 +45,36 @@ JOINING = """if True:
             os._exit(0)
         return process
 
-    @functools.cache
-    def ports():
-        sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range(6)]
-        numbers = [one.getsockname()[1] for one in sockets]
-        for one in sockets[1:]:
-            one.close()
-        return [*numbers, sockets[0]]                               # the first of which listens and never answers
-
-    {}
-    for process in waiting:
-        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))"""
-WAITING = """if True:
-    silent, alone, late, died, twice, sizes, listener = ports()
+    listener, *free = [socket.create_server(('127.0.0.1', 0)) for _ in range(7)]        # which never answers
+    silent, alone, late, died, twice, sizes, other = [one.getsockname()[1] for one in (listener, *free)]
+    for one in free:
+        one.close()
     waiting = [start(1, port=silent), start(0, port=alone), start(1, port=late),
                start(0, address='no.such.host.invalid', port=late),
                start(0, port=died, world_size=3), *(start(rank, port=twice, world_size=3) for rank in (0, 1, 1)),
                start(0, port=sizes), start(1, port=sizes, world_size=3)]
+    different = [start(rank, {'lr': 1.0, 'dtype': dtype}, port=other) for rank, dtype in enumerate(('auto', 'bf16'))]
     dead = start(1, port=died, world_size=3)
-    time.sleep(1.5)
+    time.sleep(1)
     os.kill(dead, signal.SIGKILL)
-    time.sleep(0.5)
+    time.sleep(0.3)
     for i, process in enumerate(waiting):
-        os.kill(process, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[i % 3])"""
+        os.kill(process, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[i % 3])
+    for process in (*waiting, *different):
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))"""
 
 
-def joining(start):
-    """The exit codes and the lines of processes that join one another in one way or another."""
-    done = run('-c', JOINING.format(start.replace('\n', '\n    ')))
-    return list(map(int, done.stdout.split())), done.stderr.splitlines()
-
-
-def test_a_wait_for_processes_that_do_not_come_ends_at_a_signal():
-    """For none, what is no store, an address without a host, a dead one, two of one rank, another WORLD_SIZE."""
+def test_a_wait_for_processes_ends_at_a_signal_and_those_of_different_commands_are_refused_on_all_of_them():
+    """A wait for nobody, no store, an address without a host, a dead one, two of one rank, another WORLD_SIZE."""
     started = time.monotonic()
-    codes, _ = joining(WAITING)
-    ends = {-number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)} | {2}     # or it has failed before
-    assert len(codes) == 10 and {*codes} <= ends and codes.count(2) < 5, codes
+    done = run('-c', PROCESSES)
     assert time.monotonic() - started < 60
-
-
-def test_processes_of_different_commands_are_refused_on_all_of_them():
-    codes, lines = joining("waiting = [start(rank, {'lr': 1.0, 'dtype': dtype}, port=ports()[1]) "
-                           "for rank, dtype in enumerate(('auto', 'bf16'))]")
-    assert codes == [2, 2] and sorted(lines) == [
-        f'error: --dtype {dtype}: another process was started with another value; give all of them the same command'
-        for dtype in ('auto', 'bf16')], lines
+    *waiting, first, second = map(int, done.stdout.split())
+    ends = {-number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)} | {2}     # or it has failed before
+    assert len(waiting) == 10 and {*waiting} <= ends and waiting.count(2) < 5, waiting
+    words = 'another process was started with another value; give all of them the same command'
+    lines = {f'error: --dtype {dtype}: {words}' for dtype in ('auto', 'bf16')}
+    assert first == second == 2 and lines <= {*done.stderr.splitlines()}, done.stderr
 
 
 def test_nothing_takes_tf32(monkeypatch):

@@ -52,7 +52,8 @@ PRINTING = """if True:
     terminal.cli(main)"""
 
 
-@pytest.mark.parametrize('streams, code', [('2>&-', 0), ('<&- >&- 2>&-', 0), ('2>&1 | head -1', 128 + signal.SIGPIPE)])
+@pytest.mark.parametrize('streams, code', [
+    pytest.param('2>&-', 0, marks=pytest.mark.slow), ('<&- >&- 2>&-', 0), ('2>&1 | head -1', 128 + signal.SIGPIPE)])
 def test_a_command_goes_on_without_its_streams_and_ends_in_silence_with_the_reader_of_one(streams, code, tmp_path):
     (tmp_path / 'a.py').write_text(PRINTING.format("assert os.open('new', os.O_CREAT) > 2"))
     shell = ['bash', '-c', f'set -o pipefail; {sys.executable} a.py {streams}']

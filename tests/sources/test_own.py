@@ -459,7 +459,7 @@ prepare.BLOCK = 2 ** 23
 terminal.cli(prepare.main)"""
 
 
-@pytest.mark.parametrize('kind', ['npy', 'h5'])
+@pytest.mark.parametrize('kind', [pytest.param('npy', marks=pytest.mark.slow), 'h5'])
 def test_files_larger_than_memory_are_converted_trajectory_by_trajectory(kind, tmp_path):
     shape = 80, 4, 384, 384                                                             # 0.2 GB, mostly holes
     if kind == 'npy':
@@ -485,8 +485,8 @@ def waves(H, W, N=20):
 
 
 def pascal_and_kelvin(folder):
-    """A channels-first .npz on 48x80 points."""
-    wave = waves(48, 80)
+    """A channels-first .npz on 24x40 points."""
+    wave = waves(24, 40)
     np.savez(folder / 'own.npz', u=np.stack([1e5 + 2e3 * wave, 290 + 5 * wave], 2))
     return 'own.npz', '--layout NTCHW --channels p temperature'
 
