@@ -193,7 +193,7 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     saved = resumed or pretrained or {}
     headers = data.read_headers(command.run.data, command.run.datasets)
     for dataset in datasets:
-        if resumed:
+        if resumed and dataset.name in resumed['data']:
             dataset.units = data.Units.read(resumed['data'][dataset.name]['train'])
         headers[dataset.name]['train']['units'] = dataset.units.header()
     if resumed:
@@ -344,6 +344,11 @@ def score_weights(training, log, processes):
     log.go_on()
 
 
+def is_due(step, command):
+    """Whether a run is saved and scored after so many steps."""
+    return step > 0 and (step == command.recipe.steps or step % command.run.save_every == 0)
+
+
 def fit(training, network, batches, log, arrived, processes):
     """Minimise Eq. (3) until all steps are done, or a signal has come, which is returned, or 0.
 
@@ -378,19 +383,14 @@ def fit(training, network, batches, log, arrived, processes):
         progress.step += 1
         log.add(loss, norm, experts.after_step(model) if model.config.experts else norm.new_empty(0))
         due = is_due(progress.step, command)
-        line = due or progress.step % run.log_every == 0
-        stop = distributed.first_signal(arrived, processes) if line or processes.world_size == 1 else 0
-        if line or stop:
+        stop = 0
+        if due or progress.step % run.log_every == 0 or arrived and processes.world_size == 1:
             log.write(progress.step, lr, progress.step * recipe.batch_size / windows.draws)
+            stop = distributed.first_signal(arrived, processes)
         if due or stop:
             runs.save(training, processes)
         if stop:
             return stop
-
-
-def is_due(step, command):
-    """Whether a run is saved and scored after so many steps."""
-    return step > 0 and (step == command.recipe.steps or step % command.run.save_every == 0)
 
 
 def run_to_the_end(training, processes):

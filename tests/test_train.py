@@ -160,6 +160,16 @@ def test_a_run_on_two_nodes_survives_a_signal_and_two_kills_with_the_weights_of_
     assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
 
 
+@pytest.mark.slow
+def test_where_a_process_dies_the_others_end_with_a_line(folder, tmp_path, torchrun):
+    (tmp_path / 'worker.py').write_text(WORKER)
+    (tmp_path / 'kill4').touch()
+    done = torchrun.run('worker.py', ROOT, *command(folder, 'out', steps=8)[1:], cwd=tmp_path)
+    of_ours = [line for line in done.stderr.splitlines() if line.startswith(('error: ', 'stopped by SIGTERM'))]
+    assert done.returncode and len(of_ours) == 1, done.stderr               # or torchrun was faster
+    assert 'train.py' not in done.stderr, 'no traceback of ours'
+
+
 OWN_DISK = "import os\nos.chdir('node' + os.environ['RANK'])\n" + WORKER
 
 

@@ -114,9 +114,11 @@ def begun(pretrained, folder, tmp_path):
     (['--init_from', 'a.pt'], '--init_from a.pt: the run to resume has none'),
     (['--size', 'mini'], '--size mini: the run to resume has nano'),
     (['--threads', '2'], '--threads 2: the run to resume has 1'),
-    (['--datasets', 'swe_pdb', 'own'], '--datasets swe_pdb own: the run to resume has own swe_pdb')])
+    *((['--datasets', *names.split()], f'--datasets {names}: the run to resume has own swe_pdb')
+      for names in ('swe_pdb own', 'own', 'other own swe_pdb'))])
 def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, begun, folder, refused, pretrained):
     before = contents(begun)
+    shutil.copytree(folder / 'own', folder / 'other')
     if 'a.pt' in flags:
         flags = [flags[0], pretrained / 'last.pt']
         words = f'--init_from {pretrained}/last.pt: the run to resume has none'

@@ -1,0 +1,46 @@
+"""The line on the memory of a step, against a network whose tensors are counted by hand."""
+import resource
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers import small_model
+from runtime import distributed, memory
+
+
+class Two(torch.nn.Module):
+    """Layers of 8 and 4 outputs, 72 + 36 numbers; a pass keeps the 8 inputs and the 8 values between them."""
+    config = SimpleNamespace(frames=2, resolution=(2, 2), channels=1)
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, u):
+        return self.two(self.one(u.flatten(1)).exp())
+
+
+def test_what_a_pass_keeps_is_counted_once_without_weights_and_the_prediction():
+    assert memory.saved_bytes(Two()) == 4 * (8 + 8)
+
+
+@pytest.mark.parametrize('free, words', [
+    (10 ** 9, 'GB are available'), (4 * 432 + 700, '; --accumulate 4 fits, or'), (1000, '; take a smaller --size, or')])
+def test_where_a_step_does_not_fit_the_accumulation_that_fits_is_named(free, words, monkeypatch):
+    """The weights, gradients and moments take 4 * 432 bytes, and each of 20 samples 64."""
+    monkeypatch.setattr(memory, 'available', lambda: free)
+    line = memory.forecast(Two(), 20, 2)
+    assert line.startswith('memory: about 3e-06 GB for a step, ') and words in line
+    assert ('--accumulate' in words) == ('--accumulate' in line)
+
+
+def test_a_forecast_changes_nothing_in_a_network_and_a_process_has_no_limit_of_ours():
+    """A limit counts the stacks of threads, which fill no memory."""
+    model = small_model(experts=4).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    limits = resource.getrlimit(resource.RLIMIT_DATA), resource.getrlimit(resource.RLIMIT_AS)
+    distributed.setup('cpu')
+    assert memory.available() > 2 ** 20 and memory.saved_bytes(model) > 10 ** 4
+    assert model.training and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert limits == (resource.getrlimit(resource.RLIMIT_DATA), resource.getrlimit(resource.RLIMIT_AS))
