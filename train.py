@@ -209,7 +209,7 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
                         f'to do')
         return None
     torch.manual_seed(command.recipe.seed)
-    model = build(config, command.run.form, processes.device, headers).to(processes.device)
+    model = build(config, command.run.form, headers).to(processes.device)
     announce(model, windows, sampling, command, processes)
     own_maps = '', 'learned', pretrained and pretrained['config']['model'].get('channel_maps')
     if pretrained:

@@ -54,7 +54,7 @@ def function(kind, name, args, config, device):
     torch.manual_seed(0)
     u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
     if ours:
-        model = build(dataclasses.replace(config, residual=residual), device=device)
+        model = build(dataclasses.replace(config, residual=residual))
     else:
         model = peer_network(args.peer, config)
         u = u.permute(0, 2, 3, 1, 4).contiguous()

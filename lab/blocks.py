@@ -57,7 +57,7 @@ def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('block', choices=BLOCKS)
     fast.Fast = BLOCKS[parser.parse_args(sys.argv[1:2]).block]
-    fast.disagreement = lambda config, device='cpu': ''                 # aotpot.py has no such blocks
+    fast.disagreement = lambda config: ''                 # aotpot.py has no such blocks
     del sys.argv[1]
     return (evaluate if '--checkpoint' in sys.argv else train).main()
 

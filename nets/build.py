@@ -13,12 +13,11 @@ from nets.muon import Muon
 from runtime.terminal import warn
 
 
-def build(config, form='fast', device='cpu', headers=None):
+def build(config, form='fast', headers=None):
     """The network of a configs.ModelConfig with fresh weights, on the CPU.
 
     form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. If the two
     differ, because somebody has changed an equation, a line says so and the network is AOTPOT.
-    device: the one that the network is for, on which the two are compared.
     headers: its attribute `data`, of the training's files, as returned by data.read_headers.
     Raises InputError for an unknown network or a missing package.
     """
@@ -26,7 +25,7 @@ def build(config, form='fast', device='cpu', headers=None):
         model = BASELINES[config.network](config)
         model.config = config
     elif config.network == 'aotpot':
-        difference = fast.disagreement(config, str(device)) if form == 'fast' else ''
+        difference = fast.disagreement(config) if form == 'fast' else ''
         if difference:
             form = 'paper'
             warn(f'{difference}: aotpot.py is taken, which is slower')

@@ -68,7 +68,7 @@ def load_weights(model, saved):
 
 def load_model(saved, form='fast', device='cpu'):
     """The network of a dict of `load_file`, in evaluation mode. form: that of `build`."""
-    model = build(ModelConfig(**saved['config']['model']), form, device, saved['data'])
+    model = build(ModelConfig(**saved['config']['model']), form, saved['data'])
     load_weights(model, saved)
     return model.to(device).eval()
 

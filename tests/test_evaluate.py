@@ -166,14 +166,6 @@ def test_the_table_has_the_numbers_of_the_report(checkpoint, folder, call):
     assert [row for row in rows if row[0] in ('own', 'coarse')] == expected
 
 
-def test_the_two_forms_are_compared_on_the_device_that_evaluates(checkpoint, monkeypatch):
-    asked = []
-    monkeypatch.setattr('nets.fast.disagreement', lambda config, device: asked.append(device) or '')
-    monkeypatch.setattr(distributed, 'setup', lambda name: distributed.Processes(0, 1, torch.device('meta')))
-    opened, *_ = evaluate.open_checkpoint(evaluate.parser_of('').parse_args(['--checkpoint', str(checkpoint)]))
-    assert asked == ['meta'] and next(opened.model.parameters()).is_meta
-
-
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(checkpoint, folder, torchrun, call):
     """Of long rollouts; test_train.py has the table of scores."""

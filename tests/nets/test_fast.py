@@ -179,17 +179,15 @@ def test_an_edit_of_the_paper_is_seen_in_what_both_forms_compute(edit, tmp_path,
     assert text.count(old) == 1
     edited = imported(text.replace(old, new), tmp_path, monkeypatch)
     words = edited.disagreement(configs.model('nano'))
-    assert words.startswith('nets/fast.py does not compute what aotpot.py does') and 'apart in' in words
-    assert edit != 'dropout' or 'training' in words
+    assert words.startswith('nets/fast.py does not compute what aotpot.py does') and ' apart' in words
 
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 
 
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=CUDA)])       # with the kernel of Sinkhorn
-def test_the_two_forms_agree_with_every_switch_of_a_preset(device):
+def test_the_two_forms_agree_with_every_switch_of_a_preset():
     for size in ('nano', 'tiny', 'moe-tiny'):
-        assert fast.disagreement(configs.model(size), device) == ''
+        assert fast.disagreement(configs.model(size)) == ''
 
 
 # ------------------------------------------------------------------------------------------------ compiled
