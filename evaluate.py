@@ -17,6 +17,7 @@ those of the dataset. A model that is scored or rolled out is in evaluation mode
 import runtime  # noqa: F401, isort: skip, before torch
 import math
 import os
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -644,7 +645,7 @@ def open_checkpoint(args):
     path = saved['path']
     model = checkpoint.load_model(saved, device=processes.device)
     if args.resolution:
-        model.config = configs.override(model.config, args)
+        model.config = configs.override(model.config, Namespace(resolution=args.resolution))
     count = aotpot.parameters(model)
     processes.print(f'{path}: step {saved["step"]}, {model.config.title}, {count:,} parameters, '
                     f'{configs.show(model.config.resolution)} grid, on {processes.device}')
