@@ -361,8 +361,11 @@ def main():
         groups.setdefault((job.start or job).training, []).append(job)
     if args.list:
         for training, group in groups.items():
-            chains = [[job.training, job.measuring] if job.start else [job.measuring]
-                      for job in group if not measured(job)]
+            chains = []
+            for job in group:
+                if not measured(job):
+                    older = [('rm', str(job.report))] if job.report.exists() else []        # which no measure replaces
+                    chains.append([job.training] * bool(job.start) + older + [job.measuring])
             if chains:
                 words = '; '.join(' && '.join(map(shlex.join, chain)) for chain in chains)
                 print(f'{shlex.join(training)} && ({words})')

@@ -12,7 +12,7 @@ import torch
 import aotpot
 import configs
 import nets.build
-from helpers import SMALL, build, field, small_model
+from helpers import SMALL, build, field
 from nets import experts, fast
 
 
@@ -280,9 +280,10 @@ def test_the_network_on_cuda_equals_that_on_a_cpu_eager_compiled_and_as_a_cuda_g
 @pytest.mark.parametrize('gradients', [False, True])
 def test_a_network_is_exported_with_and_without_gradients_and_goes_on_as_before(gradients, monkeypatch):
     monkeypatch.setattr(fast, 'MATRICES', {})
-    model = small_model()
-    u = torch.randn(2, 3, 16, 16, 4)
+    model, paper = in_both_forms()
+    u = field(model)
     with torch.set_grad_enabled(gradients):
-        exported = torch.export.export(model, (u,)).module()
-        torch.testing.assert_close(exported(u), model(u))
-        torch.testing.assert_close(exported(u), aotpot.AOTPOT.predict(model, u))
+        for network in (model, paper):
+            exported = torch.export.export(network, (u,)).module()
+            torch.testing.assert_close(exported(u), paper(u))
+            torch.testing.assert_close(network(u), paper(u))
