@@ -16,8 +16,8 @@ In three dimensions the grid is (H, W, depth): `space` and `grid` in a shape are
 The streams are Hyper-Connections (Zhu et al., arXiv 2409.19606). Their doubly stochastic mixing is
 mHC (Xie et al., arXiv 2512.24880), the paper's stated source; docs/findings.md names others.
 
-nets/fast.py computes the same function of the same parameters in less work. The commands use it as
-long as the two agree, and this file as soon as somebody changes an equation in it.
+nets/fast.py computes the same function in less work. The commands use it as long as the two agree,
+and this file as soon as somebody changes an equation in it.
 """
 import torch
 import torch.nn.functional as F
@@ -57,9 +57,8 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config):
         super().__init__()
         conv = nn.Conv2d if config.dims == 2 else nn.Conv3d
-        inputs = config.channels + config.dims + 1
         hidden = config.channels * config.patch + config.dims + 1
-        self.conv = conv(inputs, hidden, config.patch, stride=config.patch)
+        self.conv = conv(config.channels + config.dims + 1, hidden, config.patch, stride=config.patch)
         self.project = nn.Linear(hidden, config.width)                  # a 1x1 convolution
         grid = [N // config.patch for N in config.resolution]
         self.position = nn.Parameter(torch.empty(config.width, *grid))
@@ -90,8 +89,8 @@ class PatchEmbedding(nn.Module):
         if position.shape[1:] == tuple(grid):
             return position
         mode = 'bilinear' if len(grid) == 2 else 'trilinear'
-        x = F.interpolate(at_least_fp32(position)[None], size=tuple(grid), mode=mode)[0]
-        return x.to(position.dtype)
+        x = at_least_fp32(position)[None]
+        return F.interpolate(x, tuple(grid), mode=mode)[0].to(position)
 
 
 class TemporalAggregation(nn.Module):
@@ -145,8 +144,7 @@ class FourierMixer(nn.Module):
         self.K = config.heads
         self.modes = config.modes
         self.inner_skip = inner_skip
-        width = config.width // config.heads
-        # the first axis holds the real and the imaginary part
+        width = config.width // config.heads                            # below: (real and imaginary part, K, ...)
         self.w1 = nn.Parameter(torch.empty(2, self.K, width, width))
         self.w2 = nn.Parameter(torch.empty(2, self.K, width, width))
         self.b1 = nn.Parameter(torch.empty(2, self.K, width))
@@ -296,9 +294,8 @@ class Readout(nn.Module):
 class FiLM(nn.Module):
     """Feature-wise linear modulation (Perez et al. 2018) of the tokens, not in the paper.
 
-    It tells them the mean and the deviation that data.py has taken from a single sample, as numbers
-    without units: the layers of DPOT's --normalize 1.
-    x (B, *grid, D), condition (B, 2, C) -> (B, *grid, D).
+    It tells them the mean and the deviation that data.py took from a single sample, numbers without
+    units, by the layers of DPOT's --normalize 1. x (B, *grid, D), condition (B, 2, C) -> as x.
     """
 
     def __init__(self, config):
@@ -318,8 +315,7 @@ class AOTPOT(nn.Module):
 
     u (B, T, H, W, C) -> (B, H, W, C), for any H, W divisible by P.
     condition: (B, 2, C), with config.normalize, see `FiLM`; None: nothing was taken from a sample.
-    config: for example configs.model('tiny').
-    experts: the class that replaces the MLP if config.experts > 0, nets.experts.Experts.
+    config: such as configs.model('tiny'). experts: nets.experts.Experts, if config.experts > 0.
     """
 
     def __init__(self, config: ModelConfig, experts=None):
@@ -335,20 +331,18 @@ class AOTPOT(nn.Module):
         self.readout = Readout(config)
         if config.normalize:
             self.film = FiLM(config)
-        C = config.channels
         ChannelMap = nn.Linear if config.channel_maps else nn.Identity
-        self.map_in = ChannelMap(C, C)                                  # W_in, Sec. 3
-        self.map_out = ChannelMap(C, C)                                 # W_out
+        self.map_in = ChannelMap(config.channels, config.channels)      # W_in, Sec. 3
+        self.map_out = ChannelMap(config.channels, config.channels)     # W_out
         init_weights(self)
-        learned = config.channel_maps == 'learned'                      # those of another run stay
-        self.map_in.requires_grad_(learned)
-        self.map_out.requires_grad_(learned)
+        for layer in (self.map_in, self.map_out):                       # those of another run stay
+            layer.requires_grad_(config.channel_maps == 'learned')
 
     def forward(self, u, condition=None):
         self.check(u)
         with no_autocast(u):
             u = self.map_in(u)
-        if self.config.normalize and condition is None:
+        if condition is None:
             condition = u.new_tensor([[0.0], [1.0]]).expand(len(u), 2, u.shape[-1])
         v = self.predict(u, condition)
         with no_autocast(u):
@@ -371,16 +365,13 @@ class AOTPOT(nn.Module):
 
     def check(self, u):
         """Raise InputError for an input that the network does not take."""
-        T = self.config.frames
-        C = self.config.channels
-        P = self.config.patch
-        if u.ndim != self.config.dims + 3 or u.shape[1] != T or u.shape[-1] != C:
-            space = ', '.join('HWD'[:self.config.dims])
-            raise InputError(f'the input has shape {tuple(u.shape)}; '
-                             f'this model takes (B, {T}, {space}, {C})')
-        if any(N % P for N in u.shape[2:-1]):
-            grid = show(tuple(u.shape[2:-1]))
-            raise InputError(f'the grid {grid} is not divisible by patch {P}')
+        config = self.config
+        space = tuple(u.shape[2:-1])
+        if u.ndim != config.dims + 3 or u.shape[1:] != (config.frames, *space, config.channels):
+            takes = ', '.join(['B', str(config.frames), *'HWD'[:config.dims], str(config.channels)])
+            raise InputError(f'the input has shape {tuple(u.shape)}; this model takes ({takes})')
+        if any(N % config.patch for N in space):
+            raise InputError(f'the grid {show(space)} is not divisible by patch {config.patch}')
 
 
 @torch.no_grad()

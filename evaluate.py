@@ -216,18 +216,22 @@ def far_from(header, values):
 
 
 def units_of_frames(model, values, evolving, dataset):
-    """The data.Units of frames (N, T, *space', C') by themselves, of which a network that knows the
-    `dataset` has better ones.
+    """The data.Units of frames (N, T, *space', C'), for a network that does not know the `dataset`.
 
-    A channel that never varies in them has the mean deviation of those in the training.
+    They are those of the training, if all its datasets of C' channels have the same, and else of
+    the frames by themselves. A channel that never varies in these has the mean deviation of the
+    training.
     """
+    trained = [data.Units.read(header) for header in trained_on(model).values()
+               if 'units' in header and len(header['channels']) == values.shape[-1]]
+    if trained and all(units.header() == trained[0].header() for units in trained):
+        return trained[0]
     variances, means = torch.var_mean(values.flatten(2, -2), 2, correction=0)                   # (N, T, C')
     units = data.Units.of(means, variances, evolving)
-    trained = [data.Units.read(header).deviation for header in trained_on(model).values() if 'units' in header]
-    trained = [deviation for deviation in trained if deviation.shape == units.deviation.shape]
     if trained:
         at_rest = variances.flatten(0, 1).amax(0) == 0
-        units = units._replace(deviation=torch.where(at_rest, torch.stack(trained).mean(0), units.deviation))
+        usual = torch.stack([units.deviation for units in trained]).mean(0)
+        units = units._replace(deviation=torch.where(at_rest, usual, units.deviation))
     if trained_on(model) and model.config.normalize and not dataset:
         note('rollout: without dataset=, the frames get mean 0 and deviation 1 by their own numbers')
     return units
@@ -567,10 +571,10 @@ def print_rollouts(trained, args, processes, report):
 
 # ------------------------------------------------------------------------------------------------ forecasts
 
-def write_forecast(trained, args, processes):
+def forecast_from_files(trained, args, processes):
     """--frames and --write: go on from the last frames in files as the dataset was made of, and write what follows."""
     from sources import forecast  # what reads files of one's own
-    if not (args.frames and args.write and 0 < args.rollout < ALL):
+    if not (args.sources and args.write and 0 < args.rollout < ALL):
         raise InputError('a forecast needs --frames FILE, --write FILE and --rollout N')
     known = trained_on(trained.model)
     names = configs.datasets_of(args.datasets) or list(known)
@@ -581,8 +585,8 @@ def write_forecast(trained, args, processes):
         return
     header = known[names[0]]
     forecast.require_new(args.write)
-    u, dt = forecast.frames_of(args.frames, header, trained.model.config.frames)
-    here = ' '.join(map(str, args.frames))
+    u, dt = forecast.frames_of(args.sources, header, trained.model.config.frames)
+    here = ' '.join(map(str, args.sources))
     what, words = data.difference({**header, 'dt': dt or 1.0}, header, here, f'the training of {trained.path}')
     if what:
         raise InputError(words)
@@ -726,7 +730,8 @@ def main():
     add('--rollout', type=int, nargs='?', const=ALL, metavar='N',
         help='roll out N steps, along a long reference, or without N as far as the test data go')
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
-    add('--frames', nargs='+', default=(), metavar='FILE', help='go on from the last frames in these files of your own')
+    add('--frames', dest='sources', nargs='+', default=(), metavar='FILE',
+        help='go on from the last frames in these files of your own')
     add('--write', default='', metavar='FILE', help='of --frames: the forecast, a new .npy, .h5 or .nc')
     add('--channel', default='', metavar='NAME', help='of --figures: the channel to draw; default: the first')
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures without --rollout: that to draw [0]')
@@ -735,8 +740,8 @@ def main():
     if args.rollout != ALL:
         configs.bounded('--rollout', args.rollout, least=0, most=10 ** 6)
     trained, processes, report = open_checkpoint(args)
-    if args.frames or args.write:
-        write_forecast(trained, args, processes)
+    if args.sources or args.write:
+        forecast_from_files(trained, args, processes)
     elif args.rollout:
         print_rollouts(trained, args, processes, report)
     else:

@@ -152,17 +152,12 @@ def long_reference(dataset, steps, samples, config, processes):
 
 
 def builtin_tests(folder, names, device):
-    """Generate the test sets `names` of a built-in mixture, if `folder` is its data/<preset>.
-
-    Those of data/paper, on which weights/tiny.pt was trained, are the paper's twelve with 16
-    trajectories each.
-    """
-    mixtures = {**configs.BUILTIN, 'paper': configs.PRETRAINING}
+    """Generate the test sets `names` of a built-in mixture, if `folder` is its data/<preset>."""
     preset = Path(folder).name
-    names = [name for name in names if name in mixtures.get(preset, ())]
+    names = [name for name in names if name in configs.BUILTIN.get(preset, ())]
     if names and Path(folder) == Path('data', preset):
         print(f'generating the test sets of {", ".join(names)} in {folder}', flush=True)
-        plans = [plan(name, preset, test=16 if preset == 'paper' else None) for name in names]
+        plans = [plan(name, preset) for name in names]
         generate(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device)
 
 

@@ -282,7 +282,7 @@ CALLS = {
         (beside_a_test_file, {'dt': 'abc'}, 'own/test.h5: dt abc: expected a positive number'),
         (beside_a_test_file, {'dt': [1., 2.]}, 'own/test.h5: dt [1. 2.]: expected a positive number'),
         (beside_a_test_file, {'t_test': 'two'}, 'own/test.h5: t_test two: expected at least 1 frame'),
-        (beside_a_test_file, {'channels': ['v', 'u']}, 'has a grid of 4x6 and 2 channels v u... they must be'),
+        (beside_a_test_file, {'channels': ['v', 'u']}, 'test.h5 has the channels v u, but train.h5 u v; they must be'),
     ],
 }
 

@@ -10,6 +10,7 @@ import torch
 
 import aotpot
 import configs
+import data
 from runtime import checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +64,8 @@ def test_the_page_runs_with_a_network_of_another_size_too(tmp_path):
     config = configs.model('nano')
     path = tmp_path / 'last.pt'
     weights = aotpot.AOTPOT(config).state_dict()
-    checkpoint.save_file({'model': weights, 'config': {'model': vars(config)}, 'step': 1}, path)
+    headers = {name: {'train': dict(channels=['u'], static=[], units=data.Units.none(1).header())}
+               for name in ('ns2d_fno_1e-3', 'swe_pdb')}
+    checkpoint.save_file({'model': weights, 'config': {'model': vars(config)}, 'step': 1, 'data': headers}, path)
     for block, _, _, errors in pasted(PAGE.replace("'weights/mini.pt'", repr(str(path)))):
         assert not errors, f'{block}\n{errors}'
