@@ -642,7 +642,7 @@ def open_checkpoint(args):
     if args.figures:
         from lab import figures
         figures.pyplot()         # or one line says before any work that matplotlib is not installed
-    processes = distributed.setup(args.device)
+    processes = distributed.setup(args.device, settings=vars(args))
     if processes.rank > 0:
         args.figures = args.json = ''
     saved = checkpoint.load_file(args.checkpoint or checkpoint.newest())

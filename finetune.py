@@ -33,7 +33,7 @@ BATCH = 20           # MoE-POT's batch size; DPOT's is 32, and the paper states 
 def parse(argv=None):
     """What a command line asks for, with defaults that depend on the checkpoint and the dataset.
 
-    A train.Command, the dict of the checkpoint, and the rows to train on.
+    A train.Command and the dict of the checkpoint.
     --help shows the defaults of tiny and of a new dataset. Raises InputError for what does not fit
     together.
     """
@@ -66,8 +66,7 @@ def parse(argv=None):
     if tune.from_scratch:
         words.append('scratch')
     run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
-    rows = subset(dataset.count, tune.samples, recipe.seed)
-    return train.Command(model, recipe, run, frozenset(vars(args)), tune=vars(tune)), pretrained, rows
+    return train.Command(model, recipe, run, frozenset(vars(args)), tune=vars(tune)), pretrained
 
 
 def adapted(config, dataset):
@@ -109,7 +108,7 @@ def subset(count, samples, seed):
 
 
 def main():
-    command, pretrained, rows = parse()
+    command, pretrained = parse()
     processes = distributed.setup(command.run.device, command.run.threads, runs.flat(runs.settings_of(command)))
     with files.lock(command.run.out, processes):
         resumed = runs.checkpoint_to_resume(command.run, processes)
@@ -118,6 +117,8 @@ def main():
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
+        count = data.Trajectories(command.run.data, command.tune['dataset'], 'train', 1, None).count
+        rows = subset(count, command.tune['samples'], command.recipe.seed)
         splits = train.open_splits(command.run, command.model, rows)
         known = pretrained['data'].get(command.run.datasets[0], {}).get('train')
         if known:

@@ -91,9 +91,10 @@ def taken_over(command, saved):
         raise InputError(f'--{name} {show(now[name]) or "(none)"}: the run to resume has '
                          f'{show(before.get(name, "")) or "none"}; repeat its command, or choose another --out')
     kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
+    settings = saved['config']
     return command._replace(
-        model=ModelConfig(**saved['config']['model']), recipe=TrainConfig(**saved['config']['train']),
-        run=RunConfig(**{**saved['config']['run'], **kept}))
+        model=ModelConfig(**settings['model']), recipe=TrainConfig(**settings['train']),
+        run=RunConfig(**{**settings['run'], **kept}), size=settings['size'], tune=settings['finetune'])
 
 
 def require_same_data(before, now, folder):

@@ -45,6 +45,7 @@ def pytest_collection_modifyitems(config, items):
 def seed(request, monkeypatch):
     torch.manual_seed(zlib.crc32(request.node.name.encode()))
     monkeypatch.setattr('lab.figures.FRAMES', 2)                            # of an animation, at most
+    monkeypatch.setattr('os.fsync', lambda file: None)                      # against power cuts, which no test makes
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Transfer to another dataset: which weights are loaded, which are fresh, and that all of them are trained."""
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 import configs
 import evaluate
 import finetune
-from helpers import dpot_state, travelling, write
+from helpers import at_step, dpot_state, same, travelling, write
 from nets.build import build
 from runtime import checkpoint
 
@@ -177,3 +178,13 @@ def test_the_network_takes_the_grid_and_the_frames_of_data_that_are_not_the_pape
     assert 'the network takes the shape of the data: --resolution 12x20 --frames 2 --normalize\n' in printed
     config = last['config']['model']
     assert (config['resolution'], config['frames'], config['channels']) == ((12, 20), 2, 4)
+
+
+def test_a_fine_tuning_that_goes_on_has_the_samples_and_the_seed_with_which_it_began(tune, tmp_path, monkeypatch):
+    flags = '--steps', 6, '--save_every', 6
+    _, whole = tune('new', *flags, '--samples', 8, '--seed', 3)
+    with monkeypatch.context() as patch:
+        at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        tune('new', *flags, '--samples', 8, '--seed', 3, out=tmp_path / 'broken', expected=128 + signal.SIGTERM)
+    _, broken = tune('new', '--resume', out=tmp_path / 'broken')
+    assert broken['step'] == 6 and all(same(broken[key], whole[key]) for key in ('model', 'optimizer'))

@@ -107,6 +107,7 @@ def test_a_run_whose_reader_goes_away_is_saved_and_goes_on(folder, tmp_path, cal
     assert_equal(whole, broken)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_such_as_to_the_compiler_too_is_one_line(folder, tmp_path):
     flags = command(folder, tmp_path / 'out', steps=2)[1:]
     assert signalled(signal.SIGTERM, 'train', 'compile_model', 'True', flags) == (143, ['stopped by SIGTERM'])

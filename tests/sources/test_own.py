@@ -509,7 +509,8 @@ def sixty_runs(folder):
     return 'runs', '--variables u mask --layout THW'
 
 
-@pytest.mark.parametrize('make', [pascal_and_kelvin, burgers, sixty_runs])
+@pytest.mark.parametrize('make', [
+    *(pytest.param(make, marks=pytest.mark.slow) for make in (pascal_and_kelvin, burgers)), sixty_runs])
 def test_a_file_of_ones_own_goes_from_the_disk_to_a_picture_of_the_prediction(make, tmp_path, monkeypatch, call, plt):
     monkeypatch.chdir(tmp_path)
     source, flags = make(tmp_path)
