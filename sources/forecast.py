@@ -28,10 +28,10 @@ def frames_of(sources, header, last):
     runs = find_runs(paths_of(sources), own)
     read = reader(runs)
     parts = []
-    for rows, n, length in runs.trajectories:
+    for files_of, n, length in runs.trajectories:
         if length < last:
-            raise InputError(f'{rows[0][0]}: {length} frames are too few for a network that takes {last}')
-        parts.append(read(Piece(rows, 0), slice(n, n + 1), slice(length - last, length)))
+            raise InputError(f'{files_of[0][0]}: {length} frames are too few for a network that takes {last}')
+        parts.append(read(Piece(files_of, 0), slice(n, n + 1), slice(length - last, length)))
     u = np.concatenate(parts).astype(np.float32)
     if [*header['channels'][u.shape[-1]:]] == ['mask']:                         # sources.prepare has added it
         gaps = np.isnan(u)

@@ -39,7 +39,7 @@ def write_compressible(path, N=4, H=4):
 
 def convert(tmp_path, name, source):
     """The fields of train.h5, those of test.h5, and the attributes, which are equal."""
-    prepare.convert(name, source, tmp_path / 'data')
+    prepare.convert(tmp_path / 'data' / name, prepare.official(name, source))
     fields, attributes = [], []
     for split in ('train', 'test'):
         with h5py.File(tmp_path / 'data' / name / f'{split}.h5') as file:
@@ -273,7 +273,7 @@ def damage(path, how):
 @pytest.mark.parametrize('how, words', [
     ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'the shape (21, 4, 4)'),
     ('eta', 'expected eta = 0.1, found 0.01'), ('nan', 'trajectory 2: expected finite values'),
-    ('complex', 'expected real numbers, found complex64')])
+    ('complex', 'expected real numbers of shape (21, 4, 4, 4), found complex64')])
 def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, words, tmp_path, refused):
     write_compressible(tmp_path / CNS_FILE)
     damage(tmp_path / CNS_FILE, how)
