@@ -236,8 +236,8 @@ def find_runs(paths, own):
         print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
     require({*named} <= {*names}, f'--layout {" ".join(own.layout)}: the variables are {" ".join(names)}')
     how = 'trajectories (N)' if 'T' in main else 'frames (T)'
-    if sorted(name for arrays, *_ in held.values() for name in arrays) == sorted(names) and all(
-            arrays for arrays, *_ in held.values()):
+    homes = [(name, path) for (path,), (arrays, *_) in held.items() for name in arrays]
+    if len(homes) == len(names) and {name for name, _ in homes} == {*names} and {path for _, path in homes} == {*paths}:
         arrays, points = ({name: it for of_path in held.values() for name, it in of_path[i].items()} for i in (0, 1))
         held = {tuple(paths): (arrays, points, listed)}
         how = 'channels'

@@ -149,13 +149,13 @@ def convert(folder, source, nan_to_num=False, masked=False):
         of its channel, and 0 in a static channel `mask`.
     Raises InputError for files of other contents, and for values that are not finite.
     """
+    attributes = source.attributes
+    channels = attributes['channels']
     (path, n), *_ = next(iter(source.items.values()))
     with reading(path):
         first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0]
         gaps = np.isnan(first) & (masked and not nan_to_num)
-    attributes = source.attributes
-    channels = attributes['channels']
-    survey = Survey(first, gaps, [c for c, name in enumerate(channels) if name not in attributes['static']])
+        survey = Survey(first, gaps, [c for c, name in enumerate(channels) if name not in attributes['static']])
     if gaps.any():
         print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean of their channel, '
               f'and 0 in the static channel mask')
@@ -198,7 +198,7 @@ def main():
     path = Path(args.source[0])
     folder = Path(args.data, args.name)
     mine = [f'--{name}' for name in vars(own) if name in args and not (args.origin and name == 'uneven')]
-    if folder.parent != Path(args.data) or not folder.name:
+    if args.name in ('', '..') or Path(args.name).name != args.name:
         raise InputError(f'{args.name!r}: expected the name of a folder in --data')
     if args.origin or args.name in OFFICIAL and not own.layout:
         if mine or len(args.source) > 1:
