@@ -28,12 +28,12 @@ def frames_of(sources, header, last):
     own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']))
     runs = find_runs(paths_of(sources), own)
     read = reader(runs)
-    parts = []
-    for files_of, n, length in runs.trajectories:
+    frames = []
+    for parts, n, length in runs.trajectories:
         if length < last:
-            raise InputError(f'{files_of[0][0]}: {length} frames are too few for a network that takes {last}')
-        parts.append(read(Piece(files_of, 0), slice(n, n + 1), slice(length - last, length)))
-    u = np.concatenate(parts).astype(np.float32)
+            raise InputError(f'{parts[0][0]}: {length} frames are too few for a network that takes {last}')
+        frames.append(read(Piece(parts, 0), slice(n, n + 1), slice(length - last, length)))
+    u = np.concatenate(frames).astype(np.float32)
     if [*header['channels'][u.shape[-1]:]] == ['mask']:                         # sources.prepare has added it
         values = np.ma.masked_invalid(u)
         u = fill(u, np.isnan(u[0, 0]), values.mean(tuple(range(u.ndim - 1))).filled(np.nan))

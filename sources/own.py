@@ -114,7 +114,7 @@ def places(shape, axes):
     return [*range(len(shape))] if len(shape) == len(axes) else longer if len(longer) == len(axes) else None
 
 
-def part(array, axes, order, **cut):
+def arranged(array, axes, order, **cut):
     """The numbers of an array at {axis: slice}, its axes in `order`, with 1 for those that it lacks."""
     at = dict(zip(axes, places(array.shape, axes)))
     index = [slice(None)] * len(array.shape)
@@ -303,9 +303,9 @@ def reader(runs):
             found = {}
             for path in paths:
                 found |= stack.enter_context(opened(path, tuple(runs.axes)))[0]
-            parts = [part(found[name], axes, order, **cut) for name, axes in runs.axes.items()]
-        shape = np.broadcast_shapes(*(values.shape[:-1] for values in parts))
-        values = np.concatenate([np.broadcast_to(values, (*shape, values.shape[-1])) for values in parts], -1)
+            arrays = [arranged(found[name], axes, order, **cut) for name, axes in runs.axes.items()]
+        shape = np.broadcast_shapes(*(values.shape[:-1] for values in arrays))
+        values = np.concatenate([np.broadcast_to(values, (*shape, values.shape[-1])) for values in arrays], -1)
         return values[:, :, None] if len(order) == 4 else values                        # one dimension is (1, X)
 
     def read(piece, n, t):
