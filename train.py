@@ -370,7 +370,8 @@ def fit(training, network, batches, log, arrived, processes):
             group['lr'] = lr * group.get('ratio', 1)
         loss = 0.0
         for part, batch in enumerate(islice(batches, run.accumulate), start=1):
-            network.require_backward_grad_sync = part == run.accumulate         # of DistributedDataParallel
+            if processes.world_size > 1:
+                network.require_backward_grad_sync = part == run.accumulate     # as DistributedDataParallel's no_sync
             u = data.noisy_inputs(batch, command.model, recipe.noise)           # (B, T, *space, C)
             with autocast(run, u.device):
                 prediction = network(u, batch.condition)                        # (B, *space, C)

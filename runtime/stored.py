@@ -47,15 +47,10 @@ def number_of(value):
 
 def storable(attributes):
     """Attributes of the layout as HDF5 holds them: texts, lists of texts, numbers; None is left out."""
-    stored = {name: value for name, value in attributes.items() if value is not None}
-    for name, value in stored.items():
-        if name in ('channels', 'static', 'variables'):
-            stored[name] = names_of(value)
-        elif name in ('pde', 'source', 'layout'):
-            stored[name] = text_of(value)
-        elif not math.isnan(number_of(value)):
-            stored[name] = number_of(value)
-    return stored
+    form_of = dict.fromkeys(['channels', 'static', 'variables'], names_of)
+    form_of |= dict.fromkeys(['pde', 'source', 'layout'], text_of)
+    stored = {name: form_of.get(name, number_of)(value) for name, value in attributes.items() if value is not None}
+    return {name: value if value == value else attributes[name] for name, value in stored.items()}      # nan: as it was
 
 
 # netCDF's attributes that give stored numbers another meaning, and the value of each that does not

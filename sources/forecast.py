@@ -11,6 +11,7 @@ from configs import InputError
 from runtime import files
 from sources.formats import library
 from sources.own import Own, Piece, find_runs, parse_layout, paths_of, reader
+from sources.prepare import fill
 
 WRITTEN = '.npy', '.h5', '.nc'
 NAMES = dict(N='trajectory', T='time', X='x', Y='y', Z='z', C='channel')        # of axes in netCDF
@@ -27,19 +28,15 @@ def frames_of(sources, header, last):
     own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']))
     runs = find_runs(paths_of(sources), own)
     read = reader(runs)
-    parts = []
-    for rows, n, length in runs.trajectories:
+    frames = []
+    for parts, n, length in runs.trajectories:
         if length < last:
-            raise InputError(f'{rows[0][0]}: {length} frames are too few for a network that takes {last}')
-        parts.append(read(Piece(rows, 0), slice(n, n + 1), slice(length - last, length)))
-    u = np.concatenate(parts).astype(np.float32)
+            raise InputError(f'{parts[0][0]}: {length} frames are too few for a network that takes {last}')
+        frames.append(read(Piece(parts, 0), slice(n, n + 1), slice(length - last, length)))
+    u = np.concatenate(frames).astype(np.float32)
     if [*header['channels'][u.shape[-1]:]] == ['mask']:                         # sources.prepare has added it
-        gaps = np.isnan(u)
-        space = tuple(range(u.ndim - 1))
-        with np.errstate(invalid='ignore'):
-            means = np.where(gaps, 0, u).sum(space) / (~gaps).sum(space)         # nan for a channel of gaps alone
-        mask = ~gaps[:, :1].any(-1, keepdims=True) | np.zeros_like(gaps[..., :1])
-        u = np.concatenate([np.where(gaps & ~mask, means, u), mask], -1, dtype=np.float32)
+        values = np.ma.masked_invalid(u)
+        u = fill(u, np.isnan(u[0, 0]), values.mean(tuple(range(u.ndim - 1))).filled(np.nan))
     if u.shape[-1] != len(header['channels']) or not np.isfinite(u).all():
         raise InputError(f'{shown}: expected finite values of {len(header["channels"])} channels, found '
                          f'{u.shape[-1]}, or nan where the dataset has none')

@@ -47,9 +47,23 @@ def even(points):
 
 
 @contextmanager
+def reading(where):
+    """Within the block, whatever a library says of a file is one line that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if isinstance(error, MemoryError) or re.search('memory alloc|allocate memory', str(error), re.I):
+            raise InputError(f'--source {where}: too little memory ({error})') from error
+        with naming(f'--source {where}', DAMAGED, Exception):
+            raise
+
+
+@contextmanager
 def open_hdf5(path):
     """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too."""
-    with naming(f'--source {path}', DAMAGED), h5py.File(path, 'r') as file:
+    with reading(path), h5py.File(path, 'r') as file:
         yield file
 
 
@@ -96,7 +110,7 @@ def fno(name, path):
     """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5, or in v7.3 with reversed axes."""
     is_v5 = path.is_file() and not h5py.is_hdf5(path)
     if is_v5:
-        with naming(f'--source {path}', DAMAGED):
+        with reading(path):
             u = library(path, 'scipy.io', 'scipy').loadmat(path, variable_names=['u'])['u'].T
     T, Y, X, N = u.shape if is_v5 else shape_of(path, 'u')
 
@@ -208,7 +222,7 @@ def cfdbench(name, source):
         test = train + count(0.1 * len(cases))
         for split, part in (('train', cases[:train]), ('test', cases[test:])):
             for case in part:
-                with naming(f'--source {case}', DAMAGED):
+                with reading(case):
                     frames, *grid = np.load(case / 'u.npy', mmap_mode='r').shape
                 splits[split] += [(case, segment) for segment in range(frames // T)]
     if not splits['test']:

@@ -21,39 +21,14 @@ import configs
 import data
 from configs import DATASETS, InputError
 from runtime import terminal
-from runtime.files import lock, naming
+from runtime.files import lock
 from runtime.terminal import Progress, warn
-from sources.formats import DAMAGED, OFFICIAL, refuse
+from sources.formats import OFFICIAL, reading, refuse
 from sources.own import KINDS, Own, own_source
 from sources.well import the_well
 
-BLOCK = 2 ** 26                                         # bytes that are read at once, as float32
-
-
-def convert(name, path, folder='data', well=False, nan_to_num=False, uneven=False):
-    """Write folder/name/test.h5, train.h5 and perhaps valid.h5, unless they exist, from a download.
-
-    path: the file or folder.
-    well: whether it is a dataset of The Well, of any name.
-    nan_to_num: write 0 for nan.
-    uneven: take uneven times and grid points as even.
-    Raises InputError for another download.
-    """
-    path = Path(path)
-    folder = Path(folder) / name
-    source = the_well(path, uneven) if well else official(name, path)
-    attributes = dict(source=(path if path.is_file() else path.resolve()).name) | source.attributes
-    source = source._replace(attributes=attributes)
-    shapes = shapes_of(folder, source)
-    with lock(folder, wait='converting'):
-        write_splits(folder, source, data.splits_to_write(folder, shapes, attributes), nan_to_num)
-
-
-def shapes_of(folder, source):
-    """{split: shape of its file} of a Source; an InputError if the files in `folder` could not be read."""
-    shapes = {split: (len(items), *source.shape) for split, items in source.items.items()}
-    data.check_headers(folder, {split: (shape, np.dtype('f4'), source.attributes) for split, shape in shapes.items()})
-    return shapes
+BLOCK = 2 ** 25                                         # bytes that are read at once, as float32
+LARGEST = np.finfo(np.float32).max
 
 
 def official(name, path):
@@ -65,7 +40,8 @@ def official(name, path):
     if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
         refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
     attributes = dict(pde=OFFICIAL[name].pde, dt=dataset.dt, t_test=dataset.t_test, channels=channels,
-                      static=[key for key in channels if key in dataset.static])
+                      static=[key for key in channels if key in dataset.static],
+                      source=(path if path.is_file() else path.resolve()).name)
     return source._replace(items=split_trajectories(name, source.items), attributes=attributes | source.attributes)
 
 
@@ -95,132 +71,118 @@ def block_slices(items, shape):
                 yield file, slice(first, stop), slice(first + shift, stop + shift), slice(t, min(t + frames, T))
 
 
-def read_blocks(source, items, nan_to_num, words):
-    """(where in words, its place in the output, (t, *space, C) in float32, and as read) of parts of trajectories.
+def read_blocks(source, items, nan_to_num):
+    """(where in words, its place in the output, (t, *space, C)) of parts of trajectories.
 
-    words: beside the bar. Raises InputError for what is not real or has another shape.
+    Raises InputError for what is not real or has another shape.
     """
     total = 4 * len(items) * math.prod(source.shape)
-    with Progress(total=total, unit='B', unit_scale=True, desc=words) as bar:
+    with Progress(total=total, unit='B', unit_scale=True, desc='converting') as bar:
         for path, place, n, t in block_slices(items, source.shape):
-            where = f'{path}, trajectory {n.start}'
             shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-            with naming(f'--source {where}', DAMAGED):
+            with reading(f'{path}, trajectory {n.start}'):
                 block = source.read(path, n, t)
-            if block.dtype.kind not in 'fiub':
-                refuse(where, 'real numbers', block.dtype)
-            if block.shape != shape:
-                refuse(where, shape[1:], block.shape[1:])
-            with np.errstate(over='ignore'):
-                rounded = block.astype(np.float32, copy=False)
-            rounded = np.nan_to_num(rounded) if nan_to_num else rounded
-            for i in range(len(block)):
-                yield f'{path}, trajectory {n.start + i}', (place.start + i, t), rounded[i], block[i]
-            bar.update(rounded.nbytes)
+            if block.dtype.kind not in 'fiub' or block.shape != shape:
+                refuse(f'{path}, trajectory {n.start}', f'real numbers of shape {shape[1:]}',
+                       f'{block.dtype} of shape {block.shape[1:]}')
+            if nan_to_num:
+                block = np.float64(block) if block.dtype.itemsize > 4 else np.float32(block)
+                block = np.nan_to_num(block, posinf=LARGEST, neginf=-LARGEST)
+            for i, part in enumerate(block):
+                yield f'{path}, trajectory {n.start + i}', (place.start + i, t), part
+            bar.update(4 * block.size)
 
 
-def write_splits(folder, source, splits, nan_to_num):
-    """Write splits of a Source into files, which appear when all are whole. InputError: values that are not finite."""
-    with ExitStack() as stack:
+class Survey:
+    """What frames hold: range, mean and deviation of each channel, and which of them occur twice.
+
+    gaps: where no frame has a number, (*space, C).
+    first: a frame, whose mean is subtracted, or squares of large numbers would lose the deviation.
+    evolving: the channels that count where frames are compared.
+    """
+
+    def __init__(self, first, gaps, evolving):
+        self.gaps = gaps
+        self.count = np.sum(~gaps.reshape(-1, gaps.shape[-1]), 0)               # of the points of a frame
+        self.evolving = evolving
+        self.shift = np.float32(np.where(np.isfinite(first), first, 0).real.reshape(-1, len(self.count)).mean(0))
+        self.low, self.high = np.full((2, len(self.count)), [[np.inf], [-np.inf]])
+        self.sums = np.zeros((3, len(self.count)))                              # numbers, their sum and squares
+        self.frames = {split: set() for split in data.SPLITS}                   # by their hashes
+
+    def add(self, split, block):
+        """Count frames (t, *space, C), in float32."""
+        x = np.where(self.gaps, 0, block - self.shift)
+        frames = x[..., self.evolving].reshape(len(x), -1, len(self.evolving))
+        self.frames[split] |= {hash(frame.tobytes()) for frame in frames if (frame != frame[0]).any()}
+        x = np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T)                  # (C, points), since sums are faster so
+        self.low = np.minimum(self.low, x.min(1))
+        self.high = np.maximum(self.high, x.max(1))
+        self.sums += len(block) * self.count, x.sum(1, dtype=float), np.einsum('ci,ci->c', x, x, dtype=float)
+
+    def report(self, channels):
+        """Print it, and return the mean of each channel."""
+        mean, square = self.sums[1:] / self.sums[0]
+        deviation = np.sqrt(np.maximum(square - mean ** 2, 0))
+        low, high, mean = np.stack([self.low, self.high, mean]) + self.shift
+        for row in zip(channels, low, high, mean, deviation):
+            print('  {}: {:.4g} to {:.4g}, mean {:.4g}, deviation {:.4g}'.format(*row))
+        twice = len(self.frames['test'] & self.frames['train'])
+        if twice:
+            warn(f'{twice} of {len(self.frames["test"])} frames of the test set are in the training set as well, as of '
+                 f'windows that overlap; --split order, or --frames on the uncut trajectories, keeps them apart')
+        return mean
+
+
+def fill(block, gaps, means):
+    """Frames (t, *space, C) with `means` in their gaps, and a channel `mask`, which is 0 there."""
+    mask = np.broadcast_to(~gaps.any(-1, keepdims=True), (*block.shape[:-1], 1))
+    return np.concatenate([np.where(gaps, means.astype(block.dtype), block), mask], -1, dtype=block.dtype)
+
+
+def convert(folder, source, nan_to_num=False, masked=False):
+    """Write folder/test.h5, train.h5 and perhaps valid.h5 of a Source, unless they exist; print what they hold.
+
+    They appear when all are whole.
+    nan_to_num: write 0 for nan.
+    masked: whether nan at the same points of all frames, such as land, is a gap, which gets the mean
+        of its channel, and 0 in a static channel `mask`.
+    Raises InputError for files of other contents, and for values that are not finite.
+    """
+    attributes = source.attributes
+    channels = attributes['channels']
+    (path, n), *_ = next(iter(source.items.values()))
+    with reading(path):
+        first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0]
+        gaps = np.isnan(first) & (masked and not nan_to_num)
+        survey = Survey(first, gaps, [c for c, name in enumerate(channels) if name not in attributes['static']])
+    if gaps.any():
+        print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean of their channel, '
+              f'and 0 in the static channel mask')
+        attributes = attributes | {key: [*attributes[key], 'mask'] for key in ('channels', 'static')}
+    shapes = {split: (len(items), *source.shape[:-1], len(attributes['channels']))
+              for split, items in source.items.items()}
+    data.check_headers(folder, {split: (shape, np.dtype('f4'), attributes) for split, shape in shapes.items()})
+    with lock(folder), ExitStack() as stack:
         outputs = {}
-        for split in sorted(splits, key=data.SPLITS.index, reverse=True):       # the last to appear is train.h5
-            shape = len(source.items[split]), *source.shape
-            print(f'{folder.name} {split} {shape} from {source.attributes["source"]}')
-            outputs[split] = stack.enter_context(data.writer(folder / f'{split}.h5', shape, **source.attributes))
+        missing = data.splits_to_write(folder, shapes, attributes)
+        for split in sorted(missing, key=data.SPLITS.index, reverse=True):      # the last to appear is train.h5
+            print(f'{folder.name} {split} {shapes[split]} from {attributes["source"]}')
+            outputs[split] = stack.enter_context(data.writer(folder / f'{split}.h5', shapes[split], **attributes))
         for split, file in outputs.items():
-            for where, place, block, _ in read_blocks(source, source.items[split], nan_to_num, 'writing'):
-                if not np.isfinite(block).all():
-                    refuse(where, 'finite values', 'nan or infinity',
-                           'it is damaged or was published so; --nan_to_num writes 0 for nan')
-                file['data'][place] = block
-
-
-# ------------------------------------------------------------------------------------------------ files of one's own
-
-def survey(source, nan_to_num):
-    """Read all trajectories once, and print range, mean and deviation of each channel, and what is odd.
-
-    Returns the gaps (*space, C), which are nan in every frame, such as land, and the means (C,). Raises
-    InputError for other values that are not finite.
-    """
-    T, *space, C = source.shape
-    names = source.attributes['channels']
-    evolving = [c for c, name in enumerate(names) if name not in source.attributes['static']]
-    axes = tuple(range(1, 1 + len(space)))
-    gaps = shift = None
-    low = np.full((T, C), np.inf)
-    high = np.full((T, C), -np.inf)
-    still = np.ones((T, C), bool)                                   # whether a frame is the same everywhere
-    count, total, squares, lost = np.zeros((4, C))
-    frames = {split: set() for split in source.items}               # by their hashes
-    for split, items in source.items.items():
-        for where, (_, t), block, exact in read_blocks(source, items, nan_to_num, 'reading'):
-            holes = np.isnan(block)
-            gaps = holes[0] if gaps is None else gaps
-            if (holes != gaps).any() or np.isinf(block).any() or gaps.reshape(-1, C).all(0).any():
-                refuse(where, 'finite values, or nan at the same points of all frames', 'nan or infinity',
-                       '--nan_to_num writes 0 for nan')
-            least, most = (limit.reduce(block, axis=axes) for limit in (np.fmin, np.fmax))                  # (t, C)
-            low[t] = np.fmin(low[t], least)
-            high[t] = np.fmax(high[t], most)
-            still[t] &= least == most
-            shift = least[0].astype(np.float64) if shift is None else shift         # so that squares lose no digits
-            values = np.where(gaps, 0, block - shift).reshape(-1, C)
-            count += np.sum(~gaps.reshape(-1, C), 0) * len(block)
-            total += values.sum(0)
-            squares += np.square(values).sum(0)
-            lost += np.where(np.isfinite(exact), exact - np.float64(block), 0).reshape(-1, C).var(0) * len(values)
-            moving = (least < most)[:, evolving].any(1)
-            frames[split] |= {hash(frame[..., evolving].tobytes()) for frame in block[moving]}
-    mean = total / count
-    deviation = np.sqrt(np.maximum(squares / count - mean ** 2, 0))
-    for c, name in enumerate(names):
-        line = (f'  {name}: {low[:, c].min():.4g} to {high[:, c].max():.4g}, mean {mean[c] + shift[c]:.4g}, deviation '
-                f'{deviation[c]:.4g}')
-        if c in evolving and still[:, c].any():
-            line += f'; the same everywhere in the frames {" ".join(map(str, np.flatnonzero(still[:, c])[:10]))}'
-        print(line)
-        if lost[c] > 1e-6 * count[c] * deviation[c] ** 2:
-            warn(f'{name}: float32 rounds it by more than a thousandth of its deviation; subtract its mean')
-    twice = len(frames['test'] & frames['train'])
-    if twice:
-        warn(f'{twice} of {len(frames["test"])} frames of the test set are in the training set as well, as of windows '
-             f'that overlap; --split order, or --frames on the uncut trajectories, keeps them apart')
-    return gaps, mean + shift
-
-
-def fill(source, gaps, means):
-    """The Source with the means of the channels in its gaps, and a static channel `mask`, which is 0 there."""
-    mask = np.float32(~gaps.any(-1, keepdims=True))
-    print(f'{1 - mask.mean():.1%} of the points are gaps in all frames: they get the mean of their channel, and 0 in '
-          f'the static channel mask')
-
-    def read(path, n, t):
-        block = np.where(gaps, means, source.read(path, n, t))
-        return np.concatenate([block, np.broadcast_to(mask, (*block.shape[:-1], 1))], -1)
-    channels, static = ([*source.attributes[key], 'mask'] for key in ('channels', 'static'))
-    return source._replace(shape=(*source.shape[:-1], len(channels)), read=read,
-                           attributes=source.attributes | dict(channels=channels, static=static))
-
-
-def convert_own(name, sources, own, folder, nan_to_num):
-    """Write folder/name/test.h5, train.h5 and perhaps valid.h5 from files of one's own, and print what was read.
-
-    The files are read twice, so that nothing is written of what is refused. Raises InputError for a
-    dataset that exists.
-    """
-    if name in ('', '..') or Path(name).name != name:
-        raise InputError(f'{name!r}: expected the name of a folder in --data')
-    folder = Path(folder, name)
-    for path in [path for path in folder.glob('*.h5') if path.stem in data.SPLITS]:
-        raise InputError(f'{path}: exists; remove it, or choose another name or --data')
-    source = own_source(sources, own)
-    shapes_of(folder, source)
-    gaps, means = survey(source, nan_to_num)
-    source = fill(source, gaps, means) if gaps.any() else source
-    shapes = shapes_of(folder, source)
-    with lock(folder):
-        write_splits(folder, source, shapes, nan_to_num)
+            for where, place, block in read_blocks(source, source.items[split], nan_to_num):
+                with np.errstate(over='ignore'):
+                    rounded = block.astype(np.float32, copy=False)
+                if (np.isfinite(rounded) == gaps).any() or not survey.count.all():
+                    refuse(where, 'finite values' + ', or nan at the same points of all frames' * masked,
+                           'nan or infinity', '--nan_to_num writes 0 for nan')
+                survey.add(split, rounded)
+                file['data'][place] = fill(block, gaps, survey.shift) if gaps.any() else block
+        means = survey.report(channels) if outputs else None
+        for split, file in outputs.items() if gaps.any() else ():
+            stored = file['data'].stored
+            for _, n, _, t in block_slices(source.items[split], stored.shape[1:]):
+                stored[n, t] = fill(stored[n, t][..., :-1], gaps, means)
 
 
 def main():
@@ -232,17 +194,24 @@ def main():
     parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add(Own(), 'files of your own')
     args = parser.parse_args()
-    mine = [f'--{name}' for name in vars(Own()) if name in args and not (args.origin and name == 'uneven')]
-    if not args.origin and args.name not in OFFICIAL or '--layout' in mine and not args.origin:
-        if not mine and Path(args.source[0]).suffix.lower() not in KINDS:
-            raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files of your '
-                             f'own give --layout, such as NTHWC')
-        convert_own(args.name, args.source, configs.override(Own(), args), args.data, args.nan_to_num)
+    own = configs.override(Own(), args)
+    path = Path(args.source[0])
+    folder = Path(args.data, args.name)
+    mine = [f'--{name}' for name in vars(own) if name in args and not (args.origin and name == 'uneven')]
+    if args.name in ('', '..') or Path(args.name).name != args.name:
+        raise InputError(f'{args.name!r}: expected the name of a folder in --data')
+    if args.origin or args.name in OFFICIAL and not own.layout:
+        if mine or len(args.source) > 1:
+            raise InputError(f'{(mine or ["--source"])[0]}: for files of your own, with --layout; a benchmark is one '
+                             f'file or folder')
+        convert(folder, the_well(path, own.uneven) if args.origin else official(args.name, path), args.nan_to_num)
         return
-    if mine or len(args.source) > 1:
-        raise InputError(f'{mine[0] if mine else "--source"}: for files of your own, with --layout; a benchmark is one '
-                         f'file or folder')
-    convert(args.name, args.source[0], args.data, args.origin == 'the_well', args.nan_to_num, 'uneven' in args)
+    if not mine and path.suffix.lower() not in KINDS:
+        raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files of your own '
+                         f'give --layout, such as NTHWC')
+    for file in [file for file in folder.glob('*.h5') if file.stem in data.SPLITS]:
+        raise InputError(f'{file}: exists; remove it, or choose another name or --data')
+    convert(folder, own_source(args.source, own), args.nan_to_num, masked=True)
 
 
 if __name__ == '__main__':

@@ -92,5 +92,5 @@ def the_well(source, uneven=False):
     items = {split: [(path, i) for path in paths for i in range(len(contents_of[path][2]))]
              for split, paths in files.items() if paths}
     attributes = dict(channels=channels, static=static, dt=float(np.median(dt)) if same else 1.0,
-                      pde=f'The Well, {title}')
+                      pde=f'The Well, {title}', source=source.resolve().name)
     return Source((T, *grid, len(channels)), items, read, attributes)
