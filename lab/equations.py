@@ -26,8 +26,11 @@ EQUATIONS = {                                               # (dataset, channel)
 }
 
 
-def plot_equations(columns, step):
-    """Truth above prediction at one step, a column for each of {name: fields (F, 2, H, W)}."""
+def plot_equations(columns, seen, step):
+    """Truth above prediction at one step, a column for each of {name: fields (F, 2, H, W)}.
+
+    seen: how many frames the network was given.
+    """
     size = (1.55 * len(columns), 3.7)
     figure, axes = figures.pyplot().subplots(2, len(columns), figsize=size, squeeze=False)
     for (name, fields), (above, below) in zip(columns.items(), axes.T):
@@ -39,7 +42,7 @@ def plot_equations(columns, step):
         below.set_xlabel(f'error {(u - v).norm() / v.norm():.3f}')
     axes[0, 0].set_ylabel('truth')
     axes[1, 0].set_ylabel('prediction')
-    figure.suptitle(f'step {step}')
+    figure.suptitle(f'step {step} of {STEPS}: the network saw {seen} true frames before step 1, and none since')
     return figure
 
 
@@ -56,7 +59,7 @@ def main():
         c = configs.DATASETS[dataset].channels.index(channel)
         prediction = evaluate.rollout(model, frames[:, :T], STEPS, dataset)
         columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)
-    plot = partial(plot_equations, columns)
+    plot = partial(plot_equations, columns, T)
     figures.animate(Path('docs/figures/equations.gif'), plot, STEPS, duration=300)
 
 

@@ -69,23 +69,25 @@ def plot_runs(logs):
     return figure
 
 
-def plot_mappings(sets, label):
-    """The matrices (L, rows, columns) of {dataset: matrices} on one colour scale.
+def plot_mappings(steps, kept):
+    """What the blocks do to the inputs of each dataset: a line over the sub-layers for each of {name: (L,)}.
 
-    There is a row for each dataset and a column for each sub-layer. label: of the colours.
+    steps: the mean of d. kept: the mean of the diagonal of T.
     """
-    values = np.array([*sets.values()])
-    N, L = values.shape[:2]
-    figure, axes = pyplot().subplots(N, L, figsize=(2.2 + 0.4 * L, 0.7 + 0.4 * N), squeeze=False)
-    for line, name, of_dataset in zip(axes, sets, values):
-        line[0].set_ylabel(name, rotation=0, ha='right', va='center')
-        for ax, of_layer in zip(line, of_dataset):
-            ax.set(xticks=[], yticks=[])
-            image = ax.imshow(of_layer, vmin=values.min(), vmax=values.max(), cmap='cividis')
-    for l, ax in enumerate(axes[0], start=1):
-        ax.set_title(l)
-    figure.supxlabel('sub-layer')
-    figure.colorbar(image, ax=axes, label=label)
+    figure, axes = pyplot().subplots(2, figsize=(7, 6), sharex=True)
+    panels = ((steps, 'Step: how much of its output a sub-layer adds', 'mean of d, at most 2'),
+              (kept, 'Memory: the share of itself that a stream keeps', 'mean diagonal of T, at most 1'))
+    for ax, (values, title, label) in zip(axes, panels):
+        for k, (name, of_layers) in enumerate(values.items()):
+            L = len(of_layers)
+            ax.plot(range(1, L + 1), of_layers, 'os^Dv<>P'[k % 8] + '-', color=f'C{k % 10}', markersize=5, label=name)
+        ax.set_title(title, loc='left')
+        ax.set(ylabel=label, ylim=(0, None))
+        ax.grid(alpha=0.3)
+    below = axes[1]
+    below.set_xticks(range(1, L + 1), [f'{l}\n{"MLP" if l % 2 == 0 else "mixer"}' for l in range(1, L + 1)])
+    below.set_xlabel('sub-layer')
+    figure.legend(*below.get_legend_handles_labels(), loc='outside right center', title='dataset', fontsize=8)
     return figure
 
 

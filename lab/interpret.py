@@ -27,8 +27,8 @@ def mappings(model):
 
 
 @contextmanager
-def observed(model):
-    """Yield a list that a forward pass fills with T (B, S, S) of each sub-layer.
+def observed(model, mapping='T'):
+    """Yield a list that a forward pass fills with T (B, S, S) of each sub-layer, or a or d (B, S).
 
     Of a plain network it gets the mean tokens (B, D) before each layer.
     """
@@ -36,7 +36,7 @@ def observed(model):
     plain = model.config.residual == 'plain'
 
     def note(module, inputs, outputs):
-        values.append(inputs[0].flatten(1, -2).mean(1) if plain else outputs[2])
+        values.append(inputs[0].flatten(1, -2).mean(1) if plain else outputs['adT'.index(mapping)])
     with ExitStack() as stack:
         for module in [layer.norm1 for layer in model.layers] if plain else mappings(model):
             stack.enter_context(module.register_forward_hook(note))
@@ -52,7 +52,7 @@ def evenly_spaced_inputs(dataset, limit):
 
 
 @torch.no_grad()
-def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
+def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32', mapping='T'):
     """What is `observed` in a step from N inputs, (N, L, ...)."""
     places = evenly_spaced_inputs(dataset, limit)
     values = []
@@ -60,12 +60,12 @@ def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
     batches = range(0, len(places), batch_size)
     for first in Progress(batches, desc=dataset.name, disable=processes.rank > 0, leave=False):
         frames = dataset.windows(places[first:first + batch_size], model.config.frames).to(processes.device)
-        with observed(model) as of_batch:
+        with observed(model, mapping) as of_batch:
             predictor.step(predictor.state(frames))
         values.append(torch.stack(of_batch, 1).cpu().double())
     values = torch.cat(values)
     if not values.isfinite().all():
-        raise InputError(f'--checkpoint: T is not finite on {dataset.name}: nothing to interpret')
+        raise InputError(f'--checkpoint: {mapping} is not finite on {dataset.name}: nothing to interpret')
     return values
 
 
@@ -178,8 +178,11 @@ def main():
         processes.print('\n'.join(table))
         if args.figures and not plain:
             from lab import figures
-            figure = figures.plot_mappings(report['probe']['mean'], 'mean T (rows: results, columns: sources)')
-            figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
+            d = {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size, args.dtype, 'd')
+                 for dataset in datasets}
+            steps = {name: of_set.mean((0, 2)) for name, of_set in d.items()}                       # (L,) each
+            kept = {name: of_set.diagonal(dim1=2, dim2=3).mean((0, 2)) for name, of_set in T.items()}
+            figures.save_figure(args.figures, f'kernels_{trained.name}', figures.plot_mappings(steps, kept))
     reports.finish(args, processes, trained.name, report)
 
 

@@ -7,13 +7,15 @@ import unicodedata
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import evaluate
 import finetune
 import train
 from conftest import ROOT
-from helpers import run
+from helpers import run, write_two
 from lab import bench, interpret, reproduce
+from runtime.runs import read_log
 from sources import generate, prepare
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -61,11 +63,66 @@ def test_the_commands_of_the_pages_take_their_flags(page, capsys):
             assert given <= known, f'{line}: {given - known}'
 
 
+def blocks_of(title):
+    """The blocks of Python below a heading of the contributing page."""
+    _, section = re.split(rf'^## {title}.*$', (ROOT / 'docs/contributing.md').read_text(), flags=re.M)
+    return re.findall(r'```python\n(.*?)```', section.partition('\n## ')[0], re.S)
+
+
+def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_path):
+    (tmp_path / 'mine.py').write_text(blocks_of('Plug in')[0])
+    write_two(tmp_path / 'data')
+    where = dict(cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    flags = '--network Small --loss absolute --optimizer nadam --lr 1e-3 --out out/small --data data --steps 4'
+    done = run('mine.py', *flags.split(), **where)
+    assert done.returncode == 0, done.stderr
+    done = run('-c', 'import mine, evaluate; print(type(evaluate.load("out/small")).__name__)', **where)
+    assert done.stdout.strip() == 'Small', done.stderr
+
+
+def test_tensorboard_reads_the_log_as_the_contributing_page_writes_it(tmp_path, monkeypatch, pretrained):
+    pytest.importorskip('tensorboard', reason='pip install tensorboard')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pretrained, 'out/nano')
+    exec(blocks_of('Plug in')[1], {})
+    board = EventAccumulator('out/nano').Reload()
+    logged = [(line['step'], line['loss']) for line in read_log('out/nano/log.jsonl') if 'loss' in line]
+    np.testing.assert_allclose([(event.step, event.value) for event in board.Scalars('loss')], logged, rtol=1e-6)
+
+
+def test_safetensors_keep_the_weights_as_the_contributing_page_writes_them(tmp_path, monkeypatch):
+    pytest.importorskip('safetensors', reason='pip install safetensors')
+    from safetensors.torch import load_file
+    (tmp_path / 'weights').symlink_to(ROOT / 'weights')
+    monkeypatch.chdir(tmp_path)
+    exec(blocks_of('Plug in')[2], {})
+    weights = load_file('mini.safetensors')
+    for name, value in evaluate.load('weights/mini.pt').state_dict().items():
+        assert torch.equal(weights.pop(name), value), name
+    assert not weights
+
+
+@pytest.mark.slow
+def test_an_exported_network_predicts_the_same_without_this_project(tmp_path, monkeypatch):
+    (tmp_path / 'weights').symlink_to(ROOT / 'weights')
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(blocks_of('Plug in')[3], found)
+    torch.save({'u': found['u'], 'prediction': found['prediction']}, 'fields.pt')
+    alone = ("import torch; fields = torch.load('fields.pt'); "
+             "print((torch.export.load('mini.pt2').module()(fields['u']) - fields['prediction']).abs().max().item())")
+    monkeypatch.delenv('PYTHONPATH', raising=False)
+    done = run('-c', alone, cwd=tmp_path)
+    assert float(done.stdout) < 1e-5, done.stderr
+    torch.testing.assert_close(found['prediction'], found['model'](found['u']), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_the_solver_of_the_contributing_page_is_generated_and_trained_on(tmp_path):
     copy = tmp_path / 'copy'
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', 'data', 'out', 'tests', 'docs', 'weights'))
-    solver, row = re.findall(r'```python\n(.*?)```', (ROOT / 'docs/contributing.md').read_text(), re.S)
+    solver, row = blocks_of('A solver')
     (copy / 'sources/pdes/heat.py').write_text(solver)
     for path, old, new in (('sources/pdes/__init__.py', 'import compressible', 'import heat, compressible'),
                            ('sources/pdes/__init__.py', 'EQUATIONS = (', 'EQUATIONS = (heat, '),

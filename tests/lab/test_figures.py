@@ -4,12 +4,11 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
 import evaluate
 from helpers import pictures, save, small_model, write_test_sets
-from lab import figures, interpret
+from lab import equations, figures, interpret
 
 
 def lines(ax, label=None):
@@ -59,16 +58,25 @@ def test_a_run_draws_its_curve(plt, tmp_path, call):
     assert (tmp_path / 'curve.png').read_text() == 'of the user'
 
 
-def test_the_heat_maps_of_T_are_in_their_places_on_one_scale(plt):
-    T = torch.rand(3, 4, 2, 2)
-    *axes, bar = figures.plot_mappings(dict(zip('abc', T.tolist())), 'mean T').axes
-    axes = np.array(axes).reshape(3, 4)
-    assert bar.get_ylabel() == 'mean T'
-    for line, rows in zip(axes, T):
-        for ax, shown in zip(line, rows):
-            np.testing.assert_allclose(ax.images[0].get_array(), shown, rtol=1e-6)
-            assert ax.images[0].get_clim() == pytest.approx((T.min().item(), T.max().item()))
-    assert [line[0].get_ylabel() for line in axes] == [*'abc'] and axes[0, 3].get_title() == '4'
+def test_each_dataset_has_a_line_over_the_sub_layers_in_both_panels(plt):
+    steps = dict(zip('abc', torch.rand(3, 4)))
+    kept = dict(zip('abc', torch.rand(3, 4)))
+    above, below = figures.plot_mappings(steps, kept).axes
+    for ax, values in ((above, steps), (below, kept)):
+        for name, of_layers in values.items():
+            np.testing.assert_allclose(lines(ax, name), [of_layers])
+            assert list(ax.lines[0].get_xdata()) == [1, 2, 3, 4]
+        assert ax.get_ylim()[0] == 0, 'a line is read against zero'
+    assert 'd' in above.get_ylabel() and 'T' in below.get_ylabel()
+    assert [label.get_text() for label in below.get_xticklabels()] == ['1\nmixer', '2\nMLP', '3\nmixer', '4\nMLP']
+    [legend] = below.figure.legends
+    assert [label.get_text() for label in legend.get_texts()] == [*'abc']
+
+
+def test_the_animation_of_the_equations_says_its_step_and_how_much_the_network_saw(plt):
+    fields = {'one': torch.rand(15, 2, 8, 8), 'other': torch.rand(15, 2, 8, 8)}
+    title = equations.plot_equations(fields, 5, 7).get_suptitle()
+    assert title.startswith('step 7 of 15') and 'saw 5 true frames' in title
 
 
 def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):

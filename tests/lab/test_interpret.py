@@ -28,16 +28,17 @@ def test_gains_equal_a_loop_over_samples_and_suffix_products():
 
 
 def mappings_by_hand(model, u):
-    """T of all sub-layers, by the equations of aotpot.py."""
+    """d and T of all sub-layers, by the equations of aotpot.py."""
     x = model.aggregate(model.embed(u))
     x = x[:, None].expand(-1, model.config.streams, *x.shape[1:])
-    blocks, found = [], []
+    blocks, found = [], ([], [])
     for layer in model.layers:
         blocks.append((layer.aot1.mappings, lambda x, layer=layer: layer.post1(layer.mixer(layer.norm1(x)))))
         blocks.append((layer.aot2.mappings, lambda x, layer=layer: layer.post2(layer.mlp(layer.norm2(x)))))
     for mappings, F in blocks:
         a, d, T = mappings(x.mean((2, 3)))
-        found.append(T)
+        found[0].append(d)
+        found[1].append(T)
         y = F(torch.einsum('bs,bshwd->bhwd', a, x))
         x = torch.einsum('brs,bshwd->brhwd', T, x) + torch.einsum('br,bhwd->brhwd', d, y)
     return found
@@ -50,7 +51,10 @@ def test_what_is_observed_is_what_each_block_computes_for_its_streams():
     with interpret.observed(model) as values:
         model(u)
     assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
-    torch.testing.assert_close(values, mappings_by_hand(model, u), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(values, mappings_by_hand(model, u)[1], rtol=1e-4, atol=1e-5)
+    with interpret.observed(model, 'd') as steps:
+        model(u)
+    torch.testing.assert_close(steps, mappings_by_hand(model, u)[0], rtol=1e-4, atol=1e-5)
     assert (values[1][0] - values[1][1]).abs().max() > 0.01
 
 
