@@ -451,9 +451,12 @@ class Units(NamedTuple):
 def dimensionless(u, mean, deviation):
     """Windows u (b, T+1, *space, C) by the mean and the deviation (b, 2, C) of input and next frame."""
     T = u.shape[1] - 1
-    shape = len(u), T + 1, *[1] * (u.ndim - 3), -1
-    mean, deviation = (torch.cat([x[:, :1].expand(-1, T, -1), x[:, 1:]], 1).view(shape) for x in (mean, deviation))
-    return (u - mean).div_(deviation)
+    points = u.shape[-2]                # of a row, by which as one the processor has longer loops
+    rows = u.flatten(-2)
+    shape = len(u), T + 1, *[1] * (rows.ndim - 3), -1
+    mean, deviation = (torch.cat([x[:, :1].expand(-1, T, -1), x[:, 1:]], 1).repeat(1, 1, points).view(shape)
+                       for x in (mean, deviation))
+    return (rows - mean).div_(deviation).view(u.shape)
 
 
 def standardize(u, T, own):
@@ -492,13 +495,15 @@ class Batch(NamedTuple):
         From pinned memory it is copied while the host goes on.
         """
         C = self.evolving.shape[1]
-        padded = []
-        for part in self.windows:
-            part = part.to(device, non_blocking=True)
-            lacking = C - part.shape[-1]
-            padded.append(F.pad(part, (0, lacking), value=PADDING) if lacking else part)
-        grids = [list(parts) for _, parts in groupby(padded, key=lambda part: part.shape[2:-1])]
-        grids = [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in grids]
+        grids = []
+        for space, parts in groupby(self.windows, key=lambda part: part.shape[1:-1]):
+            parts = [part.to(device, non_blocking=True) for part in parts]
+            if len(parts) > 1 or parts[0].shape[-1] < C:
+                stored = parts
+                parts = [torch.full((sum(map(len, stored)), *space, C), PADDING, device=device)]
+                for part, place in zip(stored, parts[0].split([*map(len, stored)])):
+                    place[..., :part.shape[-1]] = part
+            grids += parts
         some_own = self.units.own.any()                         # asked on the host, which need not wait for a device
         copied = (x.to(device, non_blocking=True) for x in (*self.units, self.floor, self.evolving))
         *units, floor, evolving = copied

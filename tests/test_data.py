@@ -396,11 +396,12 @@ def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_
     assert len(ks) == 20 and ks == sorted(ks, key=lambda k: (sets[k].space, k))
 
 
-@pytest.mark.parametrize('own', [0.0, 1.0])
-def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture, own):
+@pytest.mark.parametrize('own, C', [(0.0, 3), (1.0, 3), (0.0, 2), (1.0, 2)])
+def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture, own, C):
+    mixture = mixture[:None if C == 3 else 1]                           # 2: nothing is padded or put side by side
     for k, item in enumerate(mixture):
         item.units = data.Units(torch.full((2, 2), 7.0 * k), torch.tensor([[2.0, 4.0]] * 2), torch.full((2,), own))
-    windows = windows_of(mixture, 3, WEIGHTS, normalize=True)
+    windows = windows_of(mixture, C, WEIGHTS[:len(mixture)], normalize=True)
     batch = windows[range(20)].to('cpu')
     ks = sorted(draw[0] for draw in map(windows.draw, range(20)))
     [given] = batch.windows
@@ -412,9 +413,10 @@ def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture,
             mean = expected[:4].mean((0, 1, 2))
             deviation = expected[:4].std((0, 1, 2)).clamp_min(1e-3)
         torch.testing.assert_close(u[..., :2], (expected - mean) / deviation, rtol=1e-4, atol=1e-4)
+        assert own or torch.equal(u[..., :2], expected)
         torch.testing.assert_close(condition[:, :2], torch.stack([mean, deviation]))
         torch.testing.assert_close(floor[:2], 1e-3 / deviation)
-        assert not u[..., 2].any() and condition[:, 2].tolist() == [0, 1], 'a channel that the dataset lacks'
+        assert not u[..., 2:].any() and condition[:, 2:].tolist() == [[0] * (C - 2), [1] * (C - 2)], 'lacking'
 
 
 def test_resize_interpolates_a_linear_field_exactly():
