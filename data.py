@@ -289,7 +289,10 @@ def find(folder, names=(), split='train', flag='--datasets'):
 
 def check_finite(values, where, first=0):
     """Raise InputError for a value that is not finite, of frames (F, *space, C) from `first` on."""
-    if not np.isfinite(values).all():
+    flat = values.reshape(-1)
+    with np.errstate(over='ignore'):
+        square = np.dot(flat, flat)                             # finite only where all values are
+    if not np.isfinite(square) and not np.isfinite(values).all():
         frame, *point, c = np.argwhere(~np.isfinite(values))[0].tolist()
         value = values[(frame, *point, c)]
         raise InputError(f'{where}, frame {first + frame}, channel {c}, point {tuple(point)}: {value} is not finite; '
@@ -352,6 +355,7 @@ class Trajectories:
             floats = stored.id.get_type().equal(h5py.h5t.IEEE_F32LE)
             if floats and start is not None:
                 self._data = np.memmap(stored.file.filename, '<f4', 'r', start, stored.shape)
+        self._finite = np.zeros(self.shape[:2], bool)           # the frames that were read and found so
 
     def windows(self, places, frames, pinned=False):
         """Windows (b, frames, *space, C) from places (trajectory, first frame). InputError: inf or NaN."""
@@ -360,7 +364,10 @@ class Trajectories:
             row = self._rows[trajectory]
             with files.naming(self.path, f'trajectory {row} cannot be read'), np.errstate(over='ignore'):
                 window[...] = self._data[row, start:start + frames]
-            check_finite(window, f'{self.path}: trajectory {row}', start)
+            finite = self._finite[trajectory, start:start + frames]
+            if not finite.all():                                        # each is looked at once
+                check_finite(window, f'{self.path}: trajectory {row}', start)
+                finite[:] = True
             if self._static:
                 known = window[..., self._static]
                 require(np.ptp(known, 0).max() <= 1e-5 * np.abs(known).max(),
@@ -444,9 +451,12 @@ class Units(NamedTuple):
 def dimensionless(u, mean, deviation):
     """Windows u (b, T+1, *space, C) by the mean and the deviation (b, 2, C) of input and next frame."""
     T = u.shape[1] - 1
-    shape = len(u), T + 1, *[1] * (u.ndim - 3), -1
-    mean, deviation = (torch.cat([x[:, :1].expand(-1, T, -1), x[:, 1:]], 1).view(shape) for x in (mean, deviation))
-    return (u - mean) / deviation
+    points = u.shape[-2]                # of a row, by which as one the processor has longer loops
+    rows = u.flatten(-2)
+    shape = len(u), T + 1, *[1] * (rows.ndim - 3), -1
+    mean, deviation = (torch.cat([x[:, :1].expand(-1, T, -1), x[:, 1:]], 1).repeat(1, 1, points).view(shape)
+                       for x in (mean, deviation))
+    return (rows - mean).div_(deviation).view(u.shape)
 
 
 def standardize(u, T, own):
@@ -460,7 +470,7 @@ def standardize(u, T, own):
     variance, mean = torch.var_mean(u[:, :T].flatten(1, -2), 1)
     condition = torch.stack([mean * own, variance.sqrt().clamp_min(AT_REST) ** own], 1)
     mean, deviation = condition.view(len(u), 2, *[1] * (u.ndim - 2), -1).unbind(1)
-    return (u - mean) / deviation, condition
+    return (u - mean).div_(deviation), condition
 
 
 def nothing_taken(own):
@@ -485,11 +495,15 @@ class Batch(NamedTuple):
         From pinned memory it is copied while the host goes on.
         """
         C = self.evolving.shape[1]
-        padded = []
-        for part in self.windows:
-            part = part.to(device, non_blocking=True)
-            padded.append(F.pad(part, (0, C - part.shape[-1]), value=PADDING))
-        grids = [torch.cat(list(parts)) for _, parts in groupby(padded, key=lambda part: part.shape[2:-1])]
+        grids = []
+        for space, parts in groupby(self.windows, key=lambda part: part.shape[1:-1]):
+            parts = [part.to(device, non_blocking=True) for part in parts]
+            if len(parts) > 1 or parts[0].shape[-1] < C:
+                stored = parts
+                parts = [torch.full((sum(map(len, stored)), *space, C), PADDING, device=device)]
+                for part, place in zip(stored, parts[0].split([*map(len, stored)])):
+                    place[..., :part.shape[-1]] = part
+            grids += parts
         some_own = self.units.own.any()                         # asked on the host, which need not wait for a device
         copied = (x.to(device, non_blocking=True) for x in (*self.units, self.floor, self.evolving))
         *units, floor, evolving = copied
@@ -535,10 +549,11 @@ class Windows:
 
     def draw(self, number):
         """Sample `number` of the run: (dataset k, trajectory, first frame, seed of its noise)."""
-        random = np.random.default_rng((self.seed, *divmod(number, self.draws)))
-        k = int(self._up_to.searchsorted(random.random(), side='right'))
+        epoch, index = divmod(number, self.draws)
+        share, *random = np.random.Philox(key=[self.seed, epoch], counter=[0, index, 0, 0]).random_raw(4).tolist()
+        k = int(self._up_to.searchsorted((share >> 11) / 2 ** 53, side='right'))
         ends = self.datasets[k].count, self.datasets[k].frames - self.T, 2 ** 62
-        return k, *(int(random.integers(end)) for end in ends)
+        return k, *(drawn * end >> 64 for drawn, end in zip(random, ends))              # of 64 random bits
 
     def __getitem__(self, numbers):
         """The Batch of the samples of these numbers."""

@@ -212,88 +212,108 @@ def readout(module, x):
 
 # -------------------------------------------------------------------------------- Eqs. (9) and (13)
 
+BASIS = 8               # sub-layers, after which the streams themselves are formed
+
+
 def sublayers(x, blocks, gate, compiled=False):
     """The streams through all sub-layers, Eq. (9), and their gated sum, Eq. (13).
 
     The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ...
     y_J. Since a_l, d_l and T_l are the same for all tokens of a sample, x <- T_l x + d_l^T F(a_l x)
-    acts on the small c (B, S, J) alone: c <- [T_l c | d_l]. No tensor of S times the tokens is
-    formed, the mean of the streams over the grid is c mean(y), and a_l x is one product with a bank
-    of all outputs. c and the bank are in fp32. Time of a train step: 0.84, 0.83, 0.79.
+    acts on the small c (B, S, J) alone: c <- [T_l c | d_l]. A tensor of S times the tokens is
+    formed only every `BASIS` sub-layers: the streams then take the place of the outputs, or each
+    sum of a deep network would read more than the one before. The mean of the streams over the grid
+    is c mean(y), and a_l x is one product with a bank of the outputs. c and the bank are in fp32.
+    Time of a train step: 0.84, 0.83, 0.79.
     x: (B, *grid, D), as is the result.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer.
     gate: (S,), the weights of the sum.
-    compiled: no bank but a plain sum, of which a compiler makes one kernel.
+    compiled: no bank but a plain sum of all outputs, of which a compiler makes one kernel.
     """
     gate = at_least_fp32(gate)
-    c = gate.new_ones(len(x), len(gate), 1)                             # (B, S, J)
-    if compiled:
-        combine = partial(weighted_sum, [])
-    else:
-        bank = c.new_empty(len(blocks) + 1, len(x), x[0].numel())       # of all outputs
-        combine = partial(Combine.apply, bank, {})
-    y = x
-    pooled = [at_least_fp32(x).flatten(1, -2).mean(1)]                  # (B, D) each
-    for block, before, sublayer, after in blocks:
+    S = len(gate)
+    c = gate.new_ones(len(x), S, 1)                                     # (B, S, J)
+    y = x[:, None]                                              # (B, n, *grid, D), the newest outputs
+    dtype = x.dtype
+    means = at_least_fp32(y).flatten(2, -2).mean(2)                     # (B, J, D)
+    combine = partial(weighted_sum, []) if compiled else empty_bank(y, len(blocks), S)
+    for l, (block, before, sublayer, after) in enumerate(blocks):
         with no_autocast(c):
-            a_l, d_l, T_l = block.mappings(c @ torch.stack(pooled, 1))  # of the means (B, S, D)
-            a_l = (a_l[:, None] @ c)[:, 0]                              # (B, J)
-        y = after(sublayer(before(combine(a_l, y))))
+            if l and l % BASIS == 0 and not compiled:
+                y = combine(c, y)                                       # the streams, n = S
+                means = c @ means
+                c = torch.eye(S, device=c.device, dtype=c.dtype).expand(len(x), S, S)
+                combine = empty_bank(y, len(blocks) - l, S)
+            a_l, d_l, T_l = block.mappings(c @ means)                   # of the means (B, S, D)
+            a_l = a_l[:, None] @ c                                      # (B, 1, J)
+        y = after(sublayer(before(combine(a_l, y)[:, 0].to(dtype))))[:, None]
+        dtype = y.dtype
         with no_autocast(c):
             c = torch.cat([T_l @ c, d_l[:, :, None]], dim=2)
-        pooled.append(at_least_fp32(y).flatten(1, -2).mean(1))
+        means = torch.cat([means, at_least_fp32(y).flatten(2, -2).mean(2)], 1)
     with no_autocast(c):
         gate = gate @ c                                                 # (B, J)
-    return combine(gate, y)
+    return combine(gate[:, None], y)[:, 0].to(dtype)
 
 
 def weighted_sum(outputs, w, y):
-    """The same as `Combine`: x = sum_j w_j y_j, w (B, J), of `outputs` and y, which joins them."""
-    outputs.append(y.flatten(1))
+    """`Combine` for k = 1: y joins the list of `outputs`, and their sum is returned."""
+    outputs += y.unbind(1)
     with no_autocast(w):
-        x = sum(w_j[:, None] * y_j for w_j, y_j in zip(w.unbind(1), outputs))
-    return x.view(y.shape).to(y.dtype)
+        x = sum(w_j * y_j.flatten(1) for w_j, y_j in zip(w[:, 0, :, None].unbind(1), outputs))
+    return x.view(y[:, :1].shape)
+
+
+def empty_bank(y, left, S):
+    """`Combine` with a bank for y (B, n, *grid, D), the outputs of the next of `left` sub-layers, and
+    the gradients of S streams in the place of the last.
+    """
+    rows = y.shape[1] + min(left, BASIS) + S - 1
+    bank = at_least_fp32(y[:0]).new_empty(rows, len(y), y[0, 0].numel())
+    return partial(Combine.apply, bank, {})
 
 
 class Combine(torch.autograd.Function):
-    """x = sum_j w_j y_j, w (B, J), as a product with a bank (outputs, B, N*D) of all y_j.
+    """x_k = sum_j w_kj y_j, w (B, k, J), as a product with a bank (rows, B, N*D) of all y_j.
 
-    dL/dy_j is the sum of w_mj g_m over the sums m >= j, where g_m is the gradient of x_m. Only the
-    newest output is an input of the graph, so sum m runs backward after all later ones. By then y_m
-    is not needed, and g_m takes its place in the bank: every gradient is formed once. `later` holds
-    {m: w_m}.
+    The outputs y (B, n, *grid, D) join the bank before, and x (B, k, *grid, D) is in fp32.
+    dL/dy_j is the sum of w_kj g_k over all x_k from then on, where g_k is the gradient of x_k. Only
+    the newest outputs are inputs of the graph, so that sums run backward after all later ones. By
+    then their y are not needed, and from the last of these rows on g takes its place in the bank:
+    every gradient is formed once. `later` holds {J: w}.
     """
 
     @staticmethod
     def forward(ctx, bank, later, w, y):
-        J = w.shape[1]
-        bank[J - 1] = y.flatten(1)
+        J = w.shape[2]
+        bank[J - y.shape[1]:J] = y.flatten(2).transpose(0, 1)
         ctx.save_for_backward(w)
         ctx.bank = bank
         ctx.later = later
+        ctx.like = y.shape[1], y.dtype
         with no_autocast(w):
-            x = torch.bmm(w[:, None], bank[:J].transpose(0, 1))
-        return x.view(y.shape).to(y.dtype)
+            x = torch.bmm(w, bank[:J].transpose(0, 1))
+        return x.view(*w.shape[:2], *y.shape[2:])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
         bank = ctx.bank
         later = ctx.later
+        n, dtype = ctx.like
         w = ctx.saved_tensors[0].detach()                       # `later` must not hold the graph
-        m = w.shape[1] - 1
-        if m in later:
+        J = w.shape[2]
+        if J in later:
             raise RuntimeError('a forward pass of nets.fast.Fast can be run backward once; '
                                'take aotpot.AOTPOT')
         with no_autocast(w):
-            outputs = bank[:m + 1].permute(1, 2, 0)
-            g_w = torch.bmm(g.reshape(len(w), 1, -1).to(bank.dtype), outputs)[:, 0]   # <g, y_j>
-            bank[m] = g.flatten(1)
-            later[m] = w
-            sums = range(m, m + len(later))                             # from the oldest on
-            w_m = torch.stack([later[k][:, m] for k in sums], 1)
-            g_y = torch.bmm(w_m[:, None], bank[m:m + len(later)].transpose(0, 1))
-        return None, None, g_w, g_y.view(g.shape).to(g.dtype)
+            g_w = torch.bmm(g.flatten(2), bank[:J].permute(1, 2, 0))            # <g_k, y_j>
+            bank[J - 1:J - 1 + w.shape[1]] = g.flatten(2).transpose(0, 1)
+            later[J] = w
+            w_n = torch.cat([later[k][:, :, J - n:J] for k in sorted(later)], 1)    # oldest first
+            gradients = bank[J - 1:J - 1 + w_n.shape[1]].transpose(0, 1)
+            g_y = torch.bmm(w_n.mT, gradients)
+        return None, None, g_w, g_y.view(-1, n, *g.shape[2:]).to(dtype)
 
 
 # --------------------------------------------------------------------------------- beside aotpot.py

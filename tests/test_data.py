@@ -188,6 +188,22 @@ def test_what_a_writer_has_not_written_is_refused_when_it_is_read(tmp_path):
         read(item, 2, 1, 6)
 
 
+def test_a_frame_is_checked_when_it_is_first_read_and_values_whose_squares_overflow_are_no_damage(tmp_path):
+    values = 1e30 * coded(3, 8, 4, 6, 2)
+    values[1, 6, 2, 3, 1] = np.nan
+    with h5py.File(tmp_path / 'own.h5', 'w') as file:
+        file['data'] = values.astype('f4')
+    (tmp_path / 'own').mkdir()
+    os.replace(tmp_path / 'own.h5', tmp_path / 'own/train.h5')
+    item = data.Trajectories(tmp_path, 'own', 'train', 4, 4, rows=[2, 1])
+    assert read(item, 1, 0, 5).max() > 1e30 and read(item, 0, 2, 8).any()
+    assert item._finite.tolist() == [[False] * 2 + [True] * 6, [True] * 5 + [False] * 3]
+    for start in (2, 6, 2):
+        with pytest.raises(InputError, match=r'trajectory 1, frame 6, channel 1, point \(2, 3\): nan is not finite'):
+            read(item, 1, start, 7)
+    assert np.array_equal(read(item, 1, 1, 6), values[1, 1:6].astype('f4'))
+
+
 def test_a_file_whose_writer_was_killed_is_refused_under_any_name(tmp_path):
     process = os.fork()
     if not process:
@@ -306,6 +322,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
     assert [windows.draw(n) for n in range(16)] != [windows.draw(16 + n) for n in range(16)], 'epochs repeat'
     other = windows_of(mixture, 2, WEIGHTS, seed=1)
     assert [windows.draw(n) for n in range(16)] != [other.draw(n) for n in range(16)]
+    assert windows.draw(37) == (0, 3, 0, 4021533252925086350), 'a run that began before would go on with other samples'
     batch = windows[[37]]
     _, trajectory, start, seed = windows.draw(37)
     assert np.array_equal(batch.windows[0][0].numpy(), coded(9, 12, 4, 6, 2)[trajectory, start:start + 5])
@@ -379,11 +396,12 @@ def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_
     assert len(ks) == 20 and ks == sorted(ks, key=lambda k: (sets[k].space, k))
 
 
-@pytest.mark.parametrize('own', [0.0, 1.0])
-def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture, own):
+@pytest.mark.parametrize('own, C', [(0.0, 3), (1.0, 3), (0.0, 2), (1.0, 2)])
+def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture, own, C):
+    mixture = mixture[:None if C == 3 else 1]                           # 2: nothing is padded or put side by side
     for k, item in enumerate(mixture):
         item.units = data.Units(torch.full((2, 2), 7.0 * k), torch.tensor([[2.0, 4.0]] * 2), torch.full((2,), own))
-    windows = windows_of(mixture, 3, WEIGHTS, normalize=True)
+    windows = windows_of(mixture, C, WEIGHTS[:len(mixture)], normalize=True)
     batch = windows[range(20)].to('cpu')
     ks = sorted(draw[0] for draw in map(windows.draw, range(20)))
     [given] = batch.windows
@@ -395,9 +413,10 @@ def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture,
             mean = expected[:4].mean((0, 1, 2))
             deviation = expected[:4].std((0, 1, 2)).clamp_min(1e-3)
         torch.testing.assert_close(u[..., :2], (expected - mean) / deviation, rtol=1e-4, atol=1e-4)
+        assert own or torch.equal(u[..., :2], expected)
         torch.testing.assert_close(condition[:, :2], torch.stack([mean, deviation]))
         torch.testing.assert_close(floor[:2], 1e-3 / deviation)
-        assert not u[..., 2].any() and condition[:, 2].tolist() == [0, 1], 'a channel that the dataset lacks'
+        assert not u[..., 2:].any() and condition[:, 2:].tolist() == [[0] * (C - 2), [1] * (C - 2)], 'lacking'
 
 
 def test_resize_interpolates_a_linear_field_exactly():

@@ -188,9 +188,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_checkpoint_before_it_sta
     values[2] *= 3e38                                       # finite in the file, but its norm is not
     write(folder, 'own', values, 'train')
     out = tmp_path / 'out'
-    refused(command(folder, out, '--experts', 4, '--log_every', 3)[1:], 'error: step 7: the loss is ', lines=0)
+    refused(command(folder, out, '--experts', 4, '--log_every', 3)[1:], 'error: step 5: the loss is ', lines=0)
     assert checkpoint.load_file(out)['step'] == 4                                    # which refuses what is not finite
-    assert [line['step'] for line in log(out)] == [3, 4, 6]
+    assert [line['step'] for line in log(out)] == [3, 4]
 
 
 def compiled(model, graphs, backend):

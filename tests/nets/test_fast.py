@@ -42,6 +42,7 @@ def assert_equal(found, expected, tolerance=1e-10):
 SWITCHES = [
     dict(), dict(alpha=0.5), dict(alpha=0.5, streams=1), dict(alpha=0.5, streams=2, sinkhorn_iters=3),
     dict(alpha=0.5, streams=16), dict(alpha=0.5, depth=12, streams=2),
+    dict(alpha=0.5, depth=4), dict(alpha=0.5, depth=5), dict(alpha=0.5, depth=9, streams=1),
     dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5), dict(ablate='adT'),
     dict(modes=1, alpha=0.5), dict(modes=2, alpha=0.5), dict(depth=1), dict(frames=1),
     dict(inner_skip=True, t_init=6.0, alpha=0.5),
@@ -134,7 +135,8 @@ def test_autocast_rounds_neither_the_input_nor_the_prediction():
             torch.testing.assert_close(out, form.readout.hidden(x.float()), rtol=1e-5, atol=1e-6)
 
 
-def test_the_sums_of_the_streams_are_the_same_inside_autocast():
+@pytest.mark.parametrize('basis', [1, 2, 3, 8])
+def test_the_sums_of_the_streams_are_the_same_inside_autocast(basis, monkeypatch):
     """Outputs that autocast leaves alone, so that only means, mappings, coefficients and sums could be in 16 bits."""
     x, *outputs = torch.randn(5, 3, 4, 4, 16)
     model = build(dtype=torch.float32, alpha=0.5)
@@ -142,11 +144,14 @@ def test_the_sums_of_the_streams_are_the_same_inside_autocast():
     blocks = [(block, same, lambda _, y=y: y, same)
               for layer in model.layers for block, y in zip((layer.aot1, layer.aot2), outputs)]
     gate, sums = torch.tensor([0.5, 0.25, 0.25, 0.0]), []
+    monkeypatch.setattr(fast, 'BASIS', basis)
     for enabled in (False, True):
         with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
             sums.append(fast.sublayers(x, blocks, gate))
+    sums.append(fast.sublayers(x, blocks, gate, compiled=True))
     assert sums[1].dtype == torch.float32
-    torch.testing.assert_close(sums[1], sums[0], rtol=1e-6, atol=1e-6)
+    for other in sums[1:]:
+        torch.testing.assert_close(other, sums[0], rtol=1e-6, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ an edited aotpot.py
