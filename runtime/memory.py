@@ -1,4 +1,5 @@
 """How much memory a training step takes on a CPU, where Linux ends a process without a word."""
+import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -7,8 +8,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def available():
-    """The bytes that this process may still take, of the machine or of a container."""
-    kilobytes = {line.split(':')[0]: int(line.split()[1]) for line in Path('/proc/meminfo').read_text().splitlines()}
+    """The bytes that this process may still take, of the machine or of a container; inf if the system is not Linux."""
+    meminfo = Path('/proc/meminfo')
+    if not meminfo.exists():
+        return math.inf
+    kilobytes = {line.split(':')[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines()}
     free = 1024 * kilobytes['MemAvailable']
     with suppress(OSError, ValueError):                         # ValueError: its limit is 'max'
         limit, taken = (int(Path(f'/sys/fs/cgroup/memory.{name}').read_text()) for name in ('max', 'current'))
