@@ -233,7 +233,7 @@ def sublayers(x, blocks, gate, compiled=False):
     gate = at_least_fp32(gate)
     S = len(gate)
     c = gate.new_ones(len(x), S, 1)                                     # (B, S, J)
-    y = x[:, None]                                              # (B, n, *grid, D), the newest outputs
+    y = x[:, None]                                      # (B, n, *grid, D), the newest outputs
     dtype = x.dtype
     means = at_least_fp32(y).flatten(2, -2).mean(2)                     # (B, J, D)
     combine = partial(weighted_sum, []) if compiled else empty_bank(y, len(blocks), S)
@@ -265,8 +265,8 @@ def weighted_sum(outputs, w, y):
 
 
 def empty_bank(y, left, S):
-    """`Combine` with a bank for y (B, n, *grid, D), the outputs of the next of `left` sub-layers, and
-    the gradients of S streams in the place of the last.
+    """`Combine` with a bank for y (B, n, *grid, D), for the outputs of the next of `left`
+    sub-layers, and for the gradients of S streams in the place of the last.
     """
     rows = y.shape[1] + min(left, BASIS) + S - 1
     bank = at_least_fp32(y[:0]).new_empty(rows, len(y), y[0, 0].numel())
