@@ -193,8 +193,11 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     saved = resumed or pretrained or {}
     headers = data.read_headers(command.run.data, command.run.datasets)
     for dataset in datasets:
-        if resumed and dataset.name in resumed['data']:
-            dataset.units = data.Units.read(resumed['data'][dataset.name]['train'])
+        before = saved.get('data', {}).get(dataset.name, {}).get('train', {})
+        named = before.get('source') and dataset.header['source']
+        same = named and not data.difference(dataset.header, before, '', '')[0]
+        if before and (resumed or same and 'units' in before):          # weights know these data by their numbers
+            dataset.units = data.Units.read(before)
         headers[dataset.name]['train']['units'] = dataset.units.header()
     if resumed:
         runs.require_same_data(resumed['data'], headers, command.run.data)

@@ -95,6 +95,19 @@ def test_fine_tuning_on_data_of_another_time_step_is_a_line(tmp_path, call):
         assert code == 0 and ('own/train.h5 has the dt 0.3, but the training of ' in error) == said
 
 
+@pytest.mark.parametrize('source, kept', [(SOLVER, True), ('', False), ('another solver', False)])
+def test_weights_that_are_tuned_on_data_of_their_training_keep_its_numbers(tmp_path, call, source, kept):
+    for folder, scale, words in ('a', 1, SOLVER), ('b', 3, source):
+        for split in 'train', 'test':
+            write(tmp_path / folder, 'own', scale * travelling(4, 8, 16, 1, 0.4), split, source=words)
+    assert call(command(tmp_path / 'a', tmp_path / 'run', '--normalize', steps=1)[1:])[0] == 0
+    flags = ['--checkpoint', tmp_path / 'run', '--dataset', 'own', '--steps', 1, '--device', 'cpu']
+    code, error, _ = call([*flags, '--data', tmp_path / 'b', '--out', tmp_path / 'tuned'], finetune)
+    assert code == 0, error
+    units = [evaluate.load(tmp_path / run).data['own']['train']['units'] for run in ('run', 'tuned')]
+    assert (units[0] == units[1]) == kept
+
+
 def test_frames_of_other_proportions_or_another_mean_than_in_the_training_are_a_line(trained, capsys):
     units = data.Units(torch.tensor(2 * [[0., 0, 3]]), torch.ones(2, 3), torch.zeros(3)).header()
     model = evaluate.load(trained(shape=[9, 9, 16, 16, 3], units=units))
