@@ -459,23 +459,22 @@ def dimensionless(u, mean, deviation):
     return (rows - mean).div_(deviation).view(u.shape)
 
 
-def standardize(u, T, own):
+def standardize(u, T, own, some_own=True):
     """Windows u with the mean 0 and the deviation 1 of their first T frames, in channels where `own` is 1.
 
     Returns also the condition (b, 2, C), what was taken: mean and deviation, which is at least
     `AT_REST`, or 0 and 1.
     u: (b, frames, *space, C), dimensionless.
     own: (b, C) or (C,).
+    some_own: whether any is 1, which the host knows without waiting for a device.
     """
+    if not some_own:
+        own = own.expand(len(u), -1)
+        return u, torch.stack([torch.zeros_like(own), torch.ones_like(own)], 1)
     variance, mean = torch.var_mean(u[:, :T].flatten(1, -2), 1)
     condition = torch.stack([mean * own, variance.sqrt().clamp_min(AT_REST) ** own], 1)
     mean, deviation = condition.view(len(u), 2, *[1] * (u.ndim - 2), -1).unbind(1)
     return (u - mean).div_(deviation), condition
-
-
-def nothing_taken(own):
-    """The condition (b, 2, C) of windows with no `own` units (b, C)."""
-    return torch.stack([torch.zeros_like(own), torch.ones_like(own)], 1)
 
 
 # ------------------------------------------------------------------------------------------------ balanced sampling
@@ -504,14 +503,14 @@ class Batch(NamedTuple):
                 for part, place in zip(stored, parts[0].split([*map(len, stored)])):
                     place[..., :part.shape[-1]] = part
             grids += parts
-        some_own = self.units.own.any()                         # asked on the host, which need not wait for a device
+        some_own = self.units.own.any()
         copied = (x.to(device, non_blocking=True) for x in (*self.units, self.floor, self.evolving))
         *units, floor, evolving = copied
         windows = []
         conditions = []
         for u, mean, deviation, own in zip(grids, *(x.split([len(u) for u in grids]) for x in units)):
             u = dimensionless(u, mean, deviation)
-            u, condition = standardize(u, u.shape[1] - 1, own) if some_own else (u, nothing_taken(own))
+            u, condition = standardize(u, u.shape[1] - 1, own, some_own)
             windows.append(u)
             conditions.append(condition)
         condition = torch.cat(conditions)

@@ -60,14 +60,14 @@ class Predictor:
     dataset: a data.Trajectories or a data.FrameLayout.
     """
 
-    def __init__(self, model, dataset, device, dtype='fp32', units=None):
+    def __init__(self, model, dataset, device, dtype='fp32'):
         self.model = model
         self.dataset = dataset
         self.config = model.config
         C = self.config.channels
         self.constant = torch.ones(C, dtype=torch.bool, device=device)          # (C,), padding and static channels
         self.constant[dataset.evolving] = False
-        units = units or units_of(model, dataset)
+        units = units_of(model, dataset)
         self.floor = data.AT_REST * units.deviation[1, dataset.evolving].to(device)      # (C''), of a channel at rest
         if not self.config.normalize:
             units = data.Units.none(C)
@@ -86,10 +86,7 @@ class Predictor:
 
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
-        if self.own:
-            u, condition = data.standardize(state, self.config.frames, self.units.own)
-        else:
-            u, condition = state, data.nothing_taken(self.units.own.expand(len(state), -1))
+        u, condition = data.standardize(state, self.config.frames, self.units.own, self.own)
         dtype = next(self.model.parameters(), state).dtype
         inputs = [x.to(dtype) for x in ((u, condition) if self.config.normalize else (u,))]
         with self.autocast:
@@ -179,9 +176,10 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     trained = list(trained_on(model))
     if not dataset and len(trained) == 1:
         dataset = trained[0]
-    if dataset in trained:
-        note(far_from(trained_on(model)[dataset], values))
-    units = units_of_frames(model, values, evolving, dataset)
+    header = trained_on(model).get(dataset, {})
+    if header:
+        note(far_from(header, values))
+    units = None if 'units' in header else units_of_frames(model, values, evolving, dataset)
     layout = data.FrameLayout(dataset, tuple(values.shape[2:-1]), evolving, units)
     predictor = Predictor(model.eval(), layout, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
