@@ -19,7 +19,6 @@ import numpy as np
 
 import configs
 import data
-import evaluate
 import train
 from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import distributed, files, runs, terminal
@@ -124,7 +123,9 @@ def main():
         if known:
             dataset = splits['train'][0]
             there = f'the training of {pretrained["path"]}'
-            evaluate.note(data.difference(dataset.header, known, dataset.path, there)[1])
+            what, words = data.difference(dataset.header, known, dataset.path, there)
+            if what:
+                terminal.warn(words)
         before = configs.ModelConfig(**pretrained['config']['model'])
         train.announce_shape(before, command.model, splits['train'], processes)
         start = None if resumed or command.tune['from_scratch'] else pretrained

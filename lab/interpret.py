@@ -17,7 +17,7 @@ import aotpot
 import configs
 import evaluate
 from configs import InputError
-from runtime import reports, terminal
+from runtime import terminal
 from runtime.terminal import Progress
 
 
@@ -161,11 +161,10 @@ def main():
     if {*args.unseen} & {*trained.datasets}:
         raise InputError(f'--checkpoint: {trained.path} was trained on one of --unseen '
                          + ' '.join(args.unseen))
-    args.datasets = args.datasets or trained.datasets           # in --data, too, which may hold others
-    tests = evaluate.open_tests(trained, args, processes)
+    names = configs.datasets_of(args.datasets) or trained.datasets      # in --data, too, which may hold others
+    tests = evaluate.open_tests(trained, names, args, processes)
     known = [dataset for dataset in tests if dataset.name not in args.unseen]
-    args.datasets = args.unseen
-    datasets = known + (evaluate.open_tests(trained, args, processes) if args.unseen else [])
+    datasets = known + (evaluate.open_tests(trained, args.unseen, args, processes) if args.unseen else [])
     T = {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size, args.dtype)
          for dataset in datasets}
     if args.gains:
@@ -183,7 +182,7 @@ def main():
             steps = {name: of_set.mean((0, 2)) for name, of_set in d.items()}                       # (L,) each
             kept = {name: of_set.diagonal(dim1=2, dim2=3).mean((0, 2)) for name, of_set in T.items()}
             figures.save_figure(args.figures, f'kernels_{trained.name}', figures.plot_mappings(steps, kept))
-    reports.finish(args, processes, trained.name, report)
+    evaluate.finish(args, processes, trained, report)
 
 
 if __name__ == '__main__':

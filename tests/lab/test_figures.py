@@ -108,6 +108,6 @@ def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory
         assert code == 0, error
     drawn = pictures(tmp_path / 'new')
     names = [f'{kind}_{name}' for kind, end in (('fields', 'png'), ('rollout', 'gif'))
-             for name in (f'coarse_0_2.{end}', f'own_u_0.{end}')]           # --rollout draws the first trajectory
+             for name in (f'coarse_0_2.{end}', f'own_u_1.{end}')]
     assert sorted(drawn) == sorted([*names, 'kernels_small.png'])
     assert all(picture.size[0] > 300 for picture in drawn.values())
