@@ -16,7 +16,7 @@ from runtime import checkpoint
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """`own`, which has the name of a dataset of `source`'s training, and datasets of other kinds."""
+    """`own`, named like a dataset of the training of `source`, and datasets of other kinds."""
     folder = tmp_path_factory.mktemp('finetune')
     for split, N in (('train', 40), ('test', 4)):
         for name, C, T in (('own', 2, 6), ('new', 2, 6), ('many', 5, 6), ('steady', 1, 2)):
@@ -37,9 +37,9 @@ def source(pretrained):
 def tune(folder, source, tmp_path, call):
     """tune(dataset, *flags) runs finetune.py and returns what it printed and its last.pt."""
     def command(dataset, *flags, out=tmp_path / 'out', checkpoint=source, expected=0):
-        code, error, printed = call([
-            '--checkpoint', checkpoint, '--dataset', dataset, '--data', folder / 'data', '--out', out,
-            '--log_every', 1, *flags], finetune)
+        places = '--checkpoint', checkpoint, '--data', folder / 'data', '--out', out
+        flags = [*places, '--dataset', dataset, '--log_every', 1, *flags]
+        code, error, printed = call(flags, finetune)
         assert code == expected, error
         return printed, torch.load(out / 'last.pt', weights_only=True)
     return command
