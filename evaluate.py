@@ -73,12 +73,9 @@ class Predictor:
         self.constant = torch.ones(C, dtype=torch.bool, device=device)    # (C,), padding and static
         self.constant[dataset.evolving] = False
         header = trained_on(model).get(dataset.name, {})
-        if 'units' in header:
-            units = data.Units.read(header)
-        elif self.config.normalize and not trained_on(model):     # DPOT's, by each sample's numbers
-            units = data.Units.none(C, own=True)
-        else:
-            units = dataset.units
+        units = data.Units.read(header) if 'units' in header else dataset.units
+        if self.config.normalize and not trained_on(model):       # DPOT's, by each sample's numbers
+            units = data.Units.none(units.mean.shape[1], own=True)
         usual = units.deviation[1, dataset.evolving]
         self.floor = data.AT_REST * usual.to(device)                # (C''), of a channel at rest
         if not self.config.normalize:
