@@ -487,14 +487,14 @@ def roll_out(trained, datasets, args, processes):
 @torch.no_grad()
 def draw(model, dataset, steps, args, processes):
     """--figures: draw --channel of --trajectory and its prediction, at `steps` and along all."""
-    if not args.figures or dataset.steady:
+    if not args.figures:
         return
     from lab import figures  # only where something is drawn
     names = dataset.evolving_names
     if args.channel not in ('', *names) or not 0 <= args.trajectory < dataset.count:
         raise InputError(f'--channel {args.channel} --trajectory {args.trajectory}: {dataset.path} '
-                         f'has {dataset.count} of these, from 0 on, and of those that evolve '
-                         f'{" ".join(names)}')
+                         f'has the trajectories 0 to {dataset.count - 1}, and of its channels '
+                         f'{" ".join(names)} evolve')
     channel = names.index(args.channel or names[0])
     T = model.config.frames
     predictor = Predictor(model.eval(), dataset, processes.device, args.dtype)
@@ -685,7 +685,7 @@ def main():
     if long:
         report['rollout'] = roll_out(trained, tests, args, processes)
     else:
-        for dataset in tests:
+        for dataset in [test for test in tests if not test.steady]:
             last = dataset.t_test
             draw(trained.model, dataset, sorted({1, (last + 1) // 2, last}), args, processes)
         report['datasets'] = score_all(trained.model, tests, processes, args.batch_size, args.dtype)

@@ -105,7 +105,7 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(
     assert scratch['config']['train'] == tuned['config']['train']
 
 
-def test_recipe_and_folder_follow_from_the_checkpoint_the_dataset_and_the_flags(
+def test_recipe_subset_and_folder_follow_from_the_checkpoint_the_dataset_and_the_flags(
         folder, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(source, 'mini.pt')
@@ -121,16 +121,12 @@ def test_recipe_and_folder_follow_from_the_checkpoint_the_dataset_and_the_flags(
     assert command('new', checkpoint='model_Ti.pth').recipe.batch_size == 20
     assert command('new', '--epochs', 7).recipe.epochs == 7
     assert command('new', '--seed', 0, '--lr', 1e-4).run.out == 'out/pre-new'
+    sets = [{*finetune.subset(100, samples, 5)} for samples in (16, 32, 64, 0)]
+    assert [len(rows) for rows in sets] == [16, 32, 64, 100], 'and nested'
+    assert sets[0] < sets[1] < sets[2] < sets[3] and sets[0] != {*finetune.subset(100, 16, 6)}
     more = '--seed', 3, '--samples', 8, '--from_scratch'
     assert command('new', *more).run.out == 'out/pre-new-8-seed3-scratch'
     assert command('new', checkpoint='mini.pt').run.out == 'out/mini-new'
-
-
-def test_subsets_are_nested_and_fixed_by_the_seed():
-    sets = [set(finetune.subset(100, samples, 5)) for samples in (16, 32, 64, 0)]
-    assert [len(rows) for rows in sets] == [16, 32, 64, 100]
-    assert sets[0] < sets[1] < sets[2] < sets[3]
-    assert sets[0] != set(finetune.subset(100, 16, 6))
 
 
 def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_it(
