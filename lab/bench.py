@@ -70,7 +70,7 @@ def function(kind, name, args, config, device):
         if training:
             loss = (prediction if ours else prediction[0]).float().square().mean()
             if config.experts:
-                loss = loss + (experts.balance_loss(model, len(u)) if ours else prediction[2])
+                loss = loss + (experts.balance_loss(model) if ours else prediction[2])
             loss.backward()
             model.zero_grad()
     return run

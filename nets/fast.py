@@ -29,9 +29,6 @@ class Fast(AOTPOT):
     """
     compiled = False
 
-    def __init__(self, config, experts=Experts):
-        super().__init__(config, experts)
-
     def predict(self, u, condition):
         with no_autocast(u):                                            # bf16 would round the input
             x = embed(self.embed, self.aggregate, u)                    # Eqs. (4), (5)
@@ -322,11 +319,12 @@ class Combine(torch.autograd.Function):
 def disagreement(config):
     """Why this file cannot replace aotpot.py with the switches of `config`, in words; '' if it can.
 
-    Outputs and gradients of small networks are compared in fp64.
+    Outputs and gradients of small networks in training are compared in fp64, on one grid.
     """
-    sizes = dict(frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2, channel_maps='')
-    small = dataclasses.replace(config, **sizes, resolution=(12, 8, 16)[:config.dims], heads=math.gcd(config.heads, 4))
-    words = ''
+    small = dataclasses.replace(
+        config, frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2, channel_maps='',
+        resolution=(12, 8, 16)[:config.dims], heads=math.gcd(config.heads, 4))
+    wrong = 'nets/fast.py does not compute what aotpot.py does'
     try:
         # whatever the caller has set, and without a trace in its random numbers
         with (torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False),
@@ -335,26 +333,20 @@ def disagreement(config):
             paper = AOTPOT(small, Experts).double()
             for parameter in paper.parameters():                # or T would make no difference
                 parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
-            fast = Fast(small).double()
+            fast = Fast(small, Experts).double()
             fast.load_state_dict(paper.state_dict())
             u = torch.randn(2, 3, *small.resolution, 2, dtype=torch.float64)
-            expected, found = results(paper, u), results(fast, u)
-        floor = 1e-4 * max(value.norm() for value in expected.values())
-        for name, value in expected.items():
-            error = (found[name] - value).norm() / (value.norm() + floor)
-            if not error <= 1e-8:                                       # NaN, too
-                words = words or f'{name} are {error:.1e} apart'
+            results = []
+            for model in (paper, fast):
+                out = model(u)
+                results.append([out, *torch.autograd.grad(
+                    out.square().sum(), [*model.parameters()], materialize_grads=True)])
+        names = ['the outputs', *(f'the gradients of {name}' for name, _ in paper.named_parameters())]
+        largest = max(value.norm() for value in results[0])
+        for name, expected, found in zip(names, *results):
+            error = (found - expected).norm() / largest
+            if not error <= 1e-11:                                      # NaN, too
+                return f'{wrong} ({name} are {error:.1e} apart)'
     except Exception as error:                                  # a renamed module, for example
-        words = f'{type(error).__name__}: {error}'
-    return f'nets/fast.py does not compute what aotpot.py does ({words})' if words else ''
-
-
-def results(model, u):
-    """{name: tensor} of the outputs for u and of all gradients of the sum of their squares."""
-    torch.default_generator.manual_seed(1)                              # of a dropout, for example
-    inputs = {'the input': u.clone().requires_grad_(), **dict(model.named_parameters())}
-    outputs = model(inputs['the input'])
-    loss = outputs.square().sum()
-    gradients = torch.autograd.grad(loss, [*inputs.values()], materialize_grads=True)
-    names = [f'the gradients of {name}' for name in inputs]
-    return {'the outputs': outputs.detach(), **dict(zip(names, gradients))}
+        return f'{wrong} ({type(error).__name__}: {error})'
+    return ''
