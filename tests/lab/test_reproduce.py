@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import configs
 import data
@@ -144,7 +143,7 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
     assert {path: path.stat().st_mtime_ns for path in times} == times, 'nothing is trained again'
 
 
-def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refused):
+def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(folder, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, 'neuralop.models', None)           # as if it were not installed
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('two', {
         'FNO': '--network FNO', 'tuned': [reproduce.Part('--checkpoint {start} --dataset swe_pdb', '--network FNO')],
@@ -154,12 +153,7 @@ def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refuse
     assert error.endswith('/network_FNO-seed_0 out/nano-4_steps/network_FNO-dataset_swe_pdb-seed_0\n')
     assert [row for row, columns in numbers('ablation').items() if any(columns.values())] == ['good']
     assert 'left out: --datasets dr_pdb: no data/dr_pdb/train.h5; ' in printed
-
-
-def test_a_study_whose_data_are_absent_is_refused(folder, refused):
-    words = 'heterogeneity: data has none of the datasets'
-    _, printed = refused(['heterogeneity', *FLAGS], words, reproduce, lines=0)
-    assert 'left out: --datasets ' in printed and not Path('out').exists()
+    refused(['heterogeneity', *FLAGS], 'heterogeneity: data has none of the datasets', reproduce, lines=0)
 
 
 def test_a_damaged_report_is_named(jobs, tmp_path):
@@ -192,7 +186,8 @@ def test_fine_tuning_follows_the_papers_protocol(jobs):
     assert '--steps 3' in short and '--epochs' not in short
 
 
-@pytest.mark.parametrize('errors, score', [([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf)])
+@pytest.mark.parametrize('errors, score', [
+    ([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf)])
 def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(errors, score):
     datasets = {str(i): {'model': {'rollout': {'mean': error}}, 'steady': False} for i, error in enumerate(errors)}
     row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
