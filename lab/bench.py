@@ -67,16 +67,11 @@ def function(kind, name, args, config, device):
         with (torch.autocast(device.type, torch.bfloat16, enabled=bf16),
               torch.set_grad_enabled(training)):
             prediction = model(u)
-        if not training:
-            return
-        balance = 0
-        if name == 'peer':
-            prediction, _, balance = prediction
-        elif config.experts:
-            balance = experts.balance_loss(model)
-        loss = prediction.float().square().mean()
-        (loss + balance if config.experts else loss).backward()
-        model.zero_grad()
+        if training:
+            prediction = prediction[0] if name == 'peer' else prediction
+            loss = prediction.float().square().mean() + experts.balance_loss(model)
+            loss.backward()
+            model.zero_grad()
     return run
 
 

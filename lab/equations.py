@@ -48,6 +48,7 @@ def plot_equations(columns, seen, step):
 
 
 def main():
+    terminal.Parser(description=__doc__).parse_args()
     model = evaluate.load('weights/mini.pt')
     T = model.config.frames
     columns = {}

@@ -54,15 +54,13 @@ def plot_runs(logs):
     figure, (above, below) = pyplot().subplots(2, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
     for k, (name, log) in enumerate(logs.items()):
         first = f'{name}: ' if len(logs) > 1 else ''
-
-        def draw(ax, key, style, label):
+        for ax, key, style, label in (
+                (above, 'loss', '-', 'loss'), (above, 'valid', 'o--', 'validation error'),
+                (above, 'test', 'o--', 'test error'),           # without validation data
+                (below, 'lr', '-', 'learning rate')):
             points = [(line['step'], line[key]) for line in log if line.get(key) is not None]
             if points:
                 ax.plot(*zip(*points), style, color=f'C{k}', label=first + label)
-        draw(above, 'loss', '-', 'loss')
-        draw(above, 'valid', 'o--', 'validation error')
-        draw(above, 'test', 'o--', 'test error')                # without validation data
-        draw(below, 'lr', '-', 'learning rate')
     above.set(yscale='log', ylabel='relative L2 error')
     above.legend(fontsize=8)
     below.set(xlabel='step', ylabel='learning rate')

@@ -103,9 +103,9 @@ def balance_loss(model):
     after each forward pass of a training: it notes the shares of the experts and lets go of the
     graph.
     """
-    if not model.config.experts:
-        return 0.0
     routers = [layer.router for layer in expert_layers(model)]
+    if not routers:
+        return 0.0
     weights = torch.stack([router.weights for router in routers], 1)            # (B, layers, E)
     shares = weights.mean(0)
     for router, share in zip(routers, shares.detach()):

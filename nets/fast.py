@@ -1,7 +1,7 @@
 """The network of aotpot.py in less work: exact rewrites of its equations for the same modules.
 
-Each function names the equation that it rewrites and says why that is less work. The three factors
-are the times of a train step of nano, mini and tiny with it over those without (docs/speed.md).
+Each function names the equation that it rewrites and says why that is less work; docs/speed.md has
+how much each gains.
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads
 O outputs of the patch convolution   J sub-layer outputs so far
@@ -67,7 +67,7 @@ def embed(embedding, aggregation, u):
     A patch convolution, whose stride is its kernel, is a matrix product. The coordinates are the
     same for all samples and are multiplied once. Between GELU and the sum over t everything is
     linear: the 1x1 convolution V, the wave and W_t become one matrix a frame, V diag(cos(gamma t))
-    W_t, and no (B, T, *grid, D) tensor is formed. Time of a train step: 0.95, 0.94, 0.81.
+    W_t, and no (B, T, *grid, D) tensor is formed.
     """
     C = u.shape[-1]
     conv = embedding.conv
@@ -138,7 +138,7 @@ def mix(mixer, x):
 
     The Fourier transform is a product with a DFT matrix, axis by axis, of the modes that are kept.
     This is faster than an FFT on grids as small as the latent one. The complex MLP is two real
-    batched products. Time of a train step: 0.88, 0.83, 0.93.
+    batched products.
     Comments: shapes for a grid (h, w), of which h', w' frequencies are kept.
     """
     B, *grid, D = x.shape
@@ -172,8 +172,7 @@ def mix(mixer, x):
 def mlp(module, z):
     """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
 
-    Their weights are gathered for each sample, so that the host need not know who was chosen. Time
-    of a train step of moe-tiny: 0.58.
+    Their weights are gathered for each sample, so that the host need not know who was chosen.
     """
     if isinstance(module, torch.nn.Sequential):
         return module(z)
@@ -192,7 +191,7 @@ def mlp(module, z):
 
 def readout(module, x):
     """Readout.forward: (B, *grid, D) -> (B, *space, C), as a matrix product where patches do not
-    overlap, with only C channels a point to be put in place. Time of a train step of tiny: 0.93.
+    overlap, with only C channels a point to be put in place.
     """
     conv = module.conv
     if conv.kernel_size != conv.stride:
@@ -221,7 +220,6 @@ def sublayers(x, blocks, gate, compiled=False):
     formed only every `BASIS` sub-layers: the streams then take the place of the outputs, or each
     sum of a deep network would read more than the one before. The mean of the streams over the grid
     is c mean(y), and a_l x is one product with a bank of the outputs. c and the bank are in fp32.
-    Time of a train step: 0.84, 0.83, 0.79.
     x: (B, *grid, D), as is the result.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer.
     gate: (S,), the weights of the sum.

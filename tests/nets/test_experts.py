@@ -87,25 +87,18 @@ def test_every_parameter_has_a_gradient_whoever_is_chosen(residual):
     assert chosen == moved and len(chosen) < 16
 
 
-def test_the_balance_loss_is_moe_pots_over_the_batch_size():
+def test_the_balance_loss_is_moe_pots_over_the_batch_size_and_the_temperature_falls_to_a_half():
     model = fresh('paper', experts=5, top_k=2)
     model(field(model, 3))
-    weights = [layer.router.weights for layer in experts.expert_layers(model)]
+    routers = [layer.router for layer in experts.expert_layers(model)]
+    weights = [router.weights for router in routers]
     theirs = sum(((w.sum(0) - 3 / 5) ** 2).mean() for w in weights)
     torch.testing.assert_close(experts.balance_loss(model), theirs / 3)
-    torch.testing.assert_close(experts.after_step(model), torch.stack([w.mean(0) for w in weights]).detach())
-    kept = [layer.router.weights for layer in experts.expert_layers(model)]
-    assert kept == [None] * len(kept), 'the graph of the step would be kept'
-
-
-def test_the_temperature_falls_by_a_hundredth_a_step_down_to_a_half():
-    model = fresh(experts=4, depth=1)
-    model(field(model))
-    experts.balance_loss(model)
+    assert [router.weights for router in routers] == [None, None], 'the graph of the step would be kept'
+    shares = torch.stack([w.mean(0) for w in weights]).detach()
     for step in range(150):
-        tau = model.layers[0].mlp.router.tau.item()
-        assert tau == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
-        experts.after_step(model)
+        assert routers[0].tau.item() == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
+        torch.testing.assert_close(experts.after_step(model), shares)
 
 
 @pytest.fixture
