@@ -14,6 +14,7 @@ import torch
 
 import aotpot
 import configs
+import data
 import evaluate
 from configs import InputError
 from runtime import reports, terminal
@@ -153,18 +154,17 @@ def main():
     if {*args.unseen} & {*trained.datasets}:
         raise InputError(f'--checkpoint: {trained.path} was trained on one of --unseen '
                          + ' '.join(args.unseen))
-    args.datasets = args.datasets or trained.datasets           # in --data, too, which may hold others
-    known = evaluate.open_tests(trained, args, processes)
-    known = [dataset for dataset in known if dataset.name not in args.unseen]
-    args.datasets = args.unseen
-    datasets = known + (evaluate.open_tests(trained, args, processes) if args.unseen else [])
+    names = args.datasets or trained.datasets or data.find(args.data or trained.data, split='test')
+    args.datasets = [*names, *args.unseen]                      # in --data, too, which may hold others
+    datasets = evaluate.open_tests(trained, args, processes)
+    datasets.sort(key=lambda dataset: dataset.name in args.unseen)
 
     def observe_all(mapping):
         return {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size,
                                       args.dtype, mapping) for dataset in datasets}
     T = observe_all('T')
     if args.gains:
-        gain = gains(torch.cat([T[dataset.name] for dataset in known]))
+        gain = gains(torch.cat([T[name] for name in T if name not in args.unseen]))
         table, report['gains'] = gains_table(gain)
         processes.print('\n'.join(table))
     if args.probe:

@@ -27,7 +27,7 @@ def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_be
                            {'DPOT': {A: 0.5}})
     assert rows['seeds']['DPOT'][A] == {0: 0.1, 1: 0.3} and f'{statistics.stdev([0.1, 0.3]):.2g}' == '0.14'
     assert lines[0] == ['L2RE of rollouts', 'geometric mean', A, B]
-    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2 ± 0.14', '0.2'] and lines[3] == ['*paper*', '0.5', '0.5', '-']
+    assert lines[2] == ['DPOT', '0.2 ± 0.14', '0.2 ± 0.14', '0.2'] and lines[3] == ['DPOT, *paper*', '0.5', '0.5', '-']
     assert lines[4] == ['AOT-POT', '0.2 ± 0', '0.2 ± 0', '-']
     lines, _ = table({'DPOT': {A: seeds(0.1, 0.4), B: seeds(0.4, 0.4)}, 'none': {}})
     assert lines[2:] == [['DPOT', '0.3 ± 0.14', '0.25 ± 0.21', '0.4 ± 0'], ['none', '-', '-', '-']]
