@@ -183,7 +183,6 @@ STUDIES = {
         'one stream': '--streams 1',
         'AOT-POT, w/o d': '--ablate d',
         'AOT-POT': '',
-        'one block a layer': [Part('', script='lab.blocks pair')],
         'a block round the mixer alone': [Part('', script='lab.blocks mixer')],
         'a block round the MLP alone': [Part('', script='lab.blocks mlp')],
     }),

@@ -38,25 +38,19 @@ def in_this_process(words):
 
 
 @pytest.fixture
-def datasets(tmp_path, monkeypatch):
-    """A working directory with small datasets of four names of the paper."""
+def folder(tmp_path, monkeypatch):
+    """A working directory with datasets of four names, a small network, and commands that run in this process."""
     monkeypatch.chdir(tmp_path)
     for name, N, T in ((NAMES[0], 4, 12), (NAMES[1], 16, 7), (NAMES[2], 4, 7), ('cno_poisson', 4, 2)):
         u = travelling(N + 2, T, 16, 1, 0.3).astype(np.float32)
         data.write(f'data/{name}', train=u[:N], test=u[N:], channels=configs.DATASETS[name].channels, dt=0.1)
-    return tmp_path
-
-
-@pytest.fixture
-def folder(datasets, monkeypatch):
-    """The same, with a small network and commands that run in this process."""
     monkeypatch.setattr(reproduce, 'succeeds', in_this_process)
     command = train.parse(SMALL.split())
     monkeypatch.setitem(configs.SIZES, 'nano', (command.model, command.recipe))
     study = reproduce.STUDIES['rollout']
     measure = study.measure._replace(command=study.measure.command.replace('500', '20'))
     monkeypatch.setitem(reproduce.STUDIES, 'rollout', study._replace(measure=measure))
-    return datasets
+    return tmp_path
 
 
 @pytest.fixture
