@@ -9,8 +9,7 @@ import numpy as np
 
 from configs import InputError
 from runtime import files
-from sources.formats import library
-from sources.own import Own, Piece, find_runs, parse_layout, paths_of, reader
+from sources.own import Own, Piece, find_runs, library, parse_layout, paths_of, reader
 from sources.prepare import fill
 
 WRITTEN = '.npy', '.h5', '.nc'

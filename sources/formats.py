@@ -7,57 +7,16 @@ import json
 import random
 import re
 from contextlib import contextmanager
-from importlib import import_module
-from pathlib import Path
 from typing import NamedTuple
 
 import h5py
 import numpy as np
 
 from configs import DATASETS, InputError
-from runtime.files import naming
 from runtime.stored import whole
+from sources.own import Own, Piece, Source, by_number, find_runs, reader, reading
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
-
-DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
-
-
-class Source(NamedTuple):
-    """Which trajectories a download holds and how they are read."""
-    shape: tuple                # (T, *space, C) of one trajectory, in our order
-    items: object               # [(file, index)] of all trajectories in order; {test: .., train: ..} if it is split
-    read: object                # (file, n, t) -> array (n, t, *space, C)
-    attributes: dict = {}       # those of `data` that differ from configs.py
-
-
-def library(path, name, package):
-    """The module `name` of a package that reads a file of this kind, and that not everybody needs."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise InputError(f'--source {path}: {package} reads files of this kind; run: pip install {package}') from None
-
-
-def even(points):
-    """Whether numbers rise or fall by equal steps, but for their rounding."""
-    steps = np.diff(np.float64(points))
-    rounding = 4 * np.finfo(np.result_type(points, np.float16)).eps * np.abs(points).max()
-    return np.ptp(steps) <= 1e-3 * abs(steps.mean()) + rounding if len(steps) else True
-
-
-@contextmanager
-def reading(where):
-    """Within the block, whatever a library says of a file is one line that names it."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        if isinstance(error, MemoryError) or re.search('memory alloc|allocate memory', str(error), re.I):
-            raise InputError(f'--source {where}: too little memory ({error})') from error
-        with naming(f'--source {where}', DAMAGED, Exception):
-            raise
 
 
 @contextmanager
@@ -82,18 +41,11 @@ def refuse(path, expected, instead, advice="is it another benchmark's file?"):
     raise InputError(f'--source {path}: expected {expected}, found {instead}; {advice}')
 
 
-def last_number(path):
-    """For sorting: solution_10.nc comes after solution_9.nc."""
-    return int(re.findall(r'\d+', '0' + Path(path).stem)[-1])
-
-
 def find_pieces(source, key):
     """All rows of `key` in <key>_0.nc, ... or the joined file -> [(file, index)], shape of a row."""
-    files = sorted(source.glob(f'{key}_*.nc'), key=last_number)
-    if [last_number(path) for path in files] != list(range(len(files))):
-        refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
+    count = len([*source.glob(f'{key}_*.nc')])
     items = []
-    for path in files or [source]:
+    for path in [source / f'{key}_{i}.nc' for i in range(count)] or [source]:
         N, *shape = shape_of(path, key)
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
@@ -102,36 +54,31 @@ def find_pieces(source, key):
 def find_groups(path, pattern, key):
     """The groups of a file, one a trajectory -> sorted names, [(file, index)], shape of `key`."""
     with open_hdf5(path) as file:
-        names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
+        names = sorted((name for name in file if re.fullmatch(pattern, name)), key=by_number)
         return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
 
 
-def fno(name, path):
-    """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5, or in v7.3 with reversed axes."""
-    is_v5 = path.is_file() and not h5py.is_hdf5(path)
-    if is_v5:
-        with reading(path):
-            u = library(path, 'scipy.io', 'scipy').loadmat(path, variable_names=['u'])['u'].T
-    T, Y, X, N = u.shape if is_v5 else shape_of(path, 'u')
+def one_file(path, layout, variables):
+    """The Source of arrays of one layout in one file, each a channel."""
+    runs = find_runs([path], Own(layout=(layout,), variables=variables, uneven=True))
+    items = [(Piece(parts), n) for parts, n, _ in runs.trajectories]
+    return Source((runs.trajectories[0][-1], *runs.grid, len(variables)), items, reader(runs))
 
-    def read(path, n, t):
-        part = np.s_[t, :, :, n]
-        return (u[part] if is_v5 else values(path, 'u', part)).transpose(3, 0, 2, 1)[..., None]
-    return Source((min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)], read)
+
+def fno(name, path):
+    """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5 or v7.3."""
+    source = one_file(path, 'NXYT', ('u',))
+    T, *shape = source.shape
+    return source._replace(shape=(min(T, DATASETS[name].frames), *shape))
 
 
 def pdebench_flow(name, path):
     """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z)."""
-    channels = DATASETS[name].channels
     with open_hdf5(path) as file:
-        N, *shape = file[channels[0]].shape
         for key, ours in numbers_of(name).items():
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
                 refuse(path, f'{key} = {ours:g}', file.attrs[key])
-
-    def read(path, n, t):
-        return np.stack([values(path, channel, (n, t)) for channel in channels], -1)
-    return Source((*shape, len(channels)), [(path, i) for i in range(N)], read)
+    return one_file(path, 'NTXYZ'[:2 + DATASETS[name].dims], DATASETS[name].channels)
 
 
 def pdebench_groups(name, path):
@@ -215,7 +162,7 @@ def cfdbench(name, source):
     for problem in ('cavity', 'cylinder', 'tube'):
         cases = []
         for part in ('prop', 'bc', 'geo'):
-            cases += sorted((source / problem / part).glob('case*'), key=last_number)
+            cases += sorted((source / problem / part).glob('case*'), key=by_number)
         random.Random(0).shuffle(cases)
         count = round if problem == 'cavity' else int                               # as in DPOT
         train = count(0.8 * len(cases))

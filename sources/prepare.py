@@ -12,7 +12,7 @@ a benchmark, the first trajectories are for training, and those reserved at its 
 """
 import math
 from contextlib import ExitStack
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,8 @@ from configs import DATASETS, InputError
 from runtime import terminal
 from runtime.files import lock
 from runtime.terminal import Progress, warn
-from sources.formats import OFFICIAL, reading, refuse
-from sources.own import KINDS, Own, own_source
+from sources.formats import OFFICIAL, refuse
+from sources.own import KINDS, Own, own_source, reading
 from sources.well import the_well
 
 BLOCK = 2 ** 25                                         # bytes that are read at once, as float32
@@ -57,81 +57,59 @@ def split_trajectories(name, items):
     return {'test': items[start:start + test], 'train': items[:min(dataset.train, start)]}
 
 
-def block_slices(items, shape):
-    """Blocks of at most BLOCK bytes of [(file, index)] -> (file, slice of them, n, t)."""
-    T = shape[0]
-    frame = 4 * math.prod(shape[1:])
-    several = max(1, BLOCK // (frame * T))
-    frames = max(1, BLOCK // frame)
-    for (file, shift), run in groupby(enumerate(items), lambda row: (row[1][0], row[1][1] - row[0])):
-        places = [place for place, _ in run]
-        for first in places[::several]:
-            stop = min(first + several, places[-1] + 1)
-            for t in range(0, T, frames):
-                yield file, slice(first, stop), slice(first + shift, stop + shift), slice(t, min(t + frames, T))
-
-
 def read_blocks(source, items, nan_to_num):
-    """(where in words, its place in the output, (t, *space, C)) of parts of trajectories.
+    """(where in words, its place in the output, (t, *space, C)) of parts of trajectories, about BLOCK bytes at once.
 
     Raises InputError for what is not real or has another shape.
     """
-    total = 4 * len(items) * math.prod(source.shape)
-    with Progress(total=total, unit='B', unit_scale=True, desc='converting') as bar:
-        for path, place, n, t in block_slices(items, source.shape):
-            shape = (n.stop - n.start, t.stop - t.start, *source.shape[1:])
-            with reading(f'{path}, trajectory {n.start}'):
-                block = source.read(path, n, t)
-            if block.dtype.kind not in 'fiub' or block.shape != shape:
-                refuse(f'{path}, trajectory {n.start}', f'real numbers of shape {shape[1:]}',
-                       f'{block.dtype} of shape {block.shape[1:]}')
-            if nan_to_num:
-                block = np.float64(block) if block.dtype.itemsize > 4 else np.float32(block)
-                block = np.nan_to_num(block, posinf=LARGEST, neginf=-LARGEST)
-            for i, part in enumerate(block):
-                yield f'{path}, trajectory {n.start + i}', (place.start + i, t), part
-            bar.update(4 * block.size)
+    T, *shape = source.shape
+    frames = max(1, BLOCK // (4 * math.prod(shape)))
+    several = max(1, frames // T)                                       # trajectories, if they are small
+    with Progress(total=len(items) * T, unit=' frames', desc='converting') as bar:
+        for (path, shift), run in groupby(enumerate(items), lambda row: (row[1][0], row[1][1] - row[0])):
+            rows = [row for row, _ in run]                              # of consecutive trajectories in one file
+            for first, t in product(rows[::several], range(0, T, frames)):
+                stop = min(first + several, rows[-1] + 1)
+                n, t = slice(first + shift, stop + shift), slice(t, min(t + frames, T))
+                where = f'{path}, trajectory {n.start}'
+                with reading(where):
+                    block = source.read(path, n, t)
+                expected = stop - first, t.stop - t.start, *shape
+                if block.dtype.kind not in 'fiub' or block.shape != expected:
+                    refuse(where, f'real numbers of shape {expected[1:]}', f'{block.dtype} of shape {block.shape[1:]}')
+                if nan_to_num:
+                    block = np.float64(block) if block.dtype.itemsize > 4 else np.float32(block)
+                    block = np.nan_to_num(block, posinf=LARGEST, neginf=-LARGEST)
+                for i, part in enumerate(block):
+                    yield f'{path}, trajectory {n.start + i}', (first + i, t), part
+                bar.update(block.shape[0] * block.shape[1])
 
 
-class Survey:
-    """What frames hold: range, mean and deviation of each channel, and which of them occur twice.
+def statistics(block, shift):
+    """Numbers, their sum, squares, minimum and maximum of each channel, (5, C), of frames (t, *space, C) less `shift`.
 
-    gaps: where no frame has a number, (*space, C).
-    first: a frame, whose mean is subtracted, or squares of large numbers would lose the deviation.
-    evolving: the channels that count where frames are compared.
+    With it near the mean the squares of large numbers do not lose the deviation. NaN does not count.
     """
+    x = np.ascontiguousarray((block - shift).reshape(-1, len(shift)).T, 'f8')   # (C, points), since sums are faster so
+    numbers = np.isfinite(x).sum(1), np.nansum(x, 1), np.nansum(x * x, 1)
+    return np.stack([*numbers, np.nanmin(x, 1), np.nanmax(x, 1)])
 
-    def __init__(self, first, gaps, evolving):
-        self.gaps = gaps
-        self.count = np.sum(~gaps.reshape(-1, gaps.shape[-1]), 0)               # of the points of a frame
-        self.evolving = evolving
-        self.shift = np.float32(np.where(np.isfinite(first), first, 0).real.reshape(-1, len(self.count)).mean(0))
-        self.low, self.high = np.full((2, len(self.count)), [[np.inf], [-np.inf]])
-        self.sums = np.zeros((3, len(self.count)))                              # numbers, their sum and squares
-        self.frames = {split: set() for split in data.SPLITS}                   # by their hashes
 
-    def add(self, split, block):
-        """Count frames (t, *space, C), in float32."""
-        x = np.where(self.gaps, 0, block - self.shift)
-        frames = x[..., self.evolving].reshape(len(x), -1, len(self.evolving))
-        self.frames[split] |= {hash(frame.tobytes()) for frame in frames if (frame != frame[0]).any()}
-        x = np.ascontiguousarray(x.reshape(-1, x.shape[-1]).T)                  # (C, points), since sums are faster so
-        self.low = np.minimum(self.low, x.min(1))
-        self.high = np.maximum(self.high, x.max(1))
-        self.sums += len(block) * self.count, x.sum(1, dtype=float), np.einsum('ci,ci->c', x, x, dtype=float)
+def report(channels, rows, shift):
+    """Print range, mean and deviation of each channel by `statistics` of all blocks; return the means."""
+    count, total, squares = np.sum(rows, 0)[:3]
+    mean = total / count
+    deviation = np.sqrt(np.maximum(squares / count - mean ** 2, 0))
+    for row in zip(channels, np.min(rows, 0)[3] + shift, np.max(rows, 0)[4] + shift, mean + shift, deviation):
+        print('  {}: {:.4g} to {:.4g}, mean {:.4g}, deviation {:.4g}'.format(*row))
+    return mean + shift
 
-    def report(self, channels):
-        """Print it, and return the mean of each channel."""
-        mean, square = self.sums[1:] / self.sums[0]
-        deviation = np.sqrt(np.maximum(square - mean ** 2, 0))
-        low, high, mean = np.stack([self.low, self.high, mean]) + self.shift
-        for row in zip(channels, low, high, mean, deviation):
-            print('  {}: {:.4g} to {:.4g}, mean {:.4g}, deviation {:.4g}'.format(*row))
-        twice = len(self.frames['test'] & self.frames['train'])
-        if twice:
-            warn(f'{twice} of {len(self.frames["test"])} frames of the test set are in the training set as well, as of '
-                 f'windows that overlap; --split order, or --frames on the uncut trajectories, keeps them apart')
-        return mean
+
+def hashes(frames):
+    """Of frames (t, *space, C), but for those that are constant, to find which occur twice."""
+    space = tuple(range(1, frames.ndim - 1))
+    varies = (np.nanmax(frames, space) > np.nanmin(frames, space)).any(-1)
+    return {hash(frame.tobytes()) for frame in frames[varies]}
 
 
 def fill(block, gaps, means):
@@ -151,11 +129,12 @@ def convert(folder, source, nan_to_num=False, masked=False):
     """
     attributes = source.attributes
     channels = attributes['channels']
+    evolving = [c for c, name in enumerate(channels) if name not in attributes['static']]
     (path, n), *_ = next(iter(source.items.values()))
     with reading(path):
         first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0]
-        gaps = np.isnan(first) & (masked and not nan_to_num)
-        survey = Survey(first, gaps, [c for c, name in enumerate(channels) if name not in attributes['static']])
+    gaps = np.isnan(first) & (masked and not nan_to_num)                        # (*space, C)
+    shift = np.where(np.isfinite(first), first, 0).real.reshape(-1, len(channels)).mean(0, dtype='f4')
     if gaps.any():
         print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean of their channel, '
               f'and 0 in the static channel mask')
@@ -164,25 +143,32 @@ def convert(folder, source, nan_to_num=False, masked=False):
               for split, items in source.items.items()}
     data.check_headers(folder, {split: (shape, np.dtype('f4'), attributes) for split, shape in shapes.items()})
     with lock(folder), ExitStack() as stack:
+        missing = sorted(data.splits_to_write(folder, shapes, attributes), key=data.SPLITS.index)
         outputs = {}
-        missing = data.splits_to_write(folder, shapes, attributes)
-        for split in sorted(missing, key=data.SPLITS.index, reverse=True):      # the last to appear is train.h5
+        for split in missing[::-1]:                                             # the last to appear is train.h5
             print(f'{folder.name} {split} {shapes[split]} from {attributes["source"]}')
-            outputs[split] = stack.enter_context(data.writer(folder / f'{split}.h5', shapes[split], **attributes))
-        for split, file in outputs.items():
+            file = stack.enter_context(data.writer(folder / f'{split}.h5', shapes[split], **attributes))
+            outputs[split] = file['data']
+        rows = []
+        seen = {split: set() for split in data.SPLITS}
+        for split, output in outputs.items():
             for where, place, block in read_blocks(source, source.items[split], nan_to_num):
                 with np.errstate(over='ignore'):
                     rounded = block.astype(np.float32, copy=False)
-                if (np.isfinite(rounded) == gaps).any() or not survey.count.all():
+                if (np.isfinite(rounded) == gaps).any() or gaps.all(tuple(range(gaps.ndim - 1))).any():
                     refuse(where, 'finite values' + ', or nan at the same points of all frames' * masked,
                            'nan or infinity', '--nan_to_num writes 0 for nan')
-                survey.add(split, rounded)
-                file['data'][place] = fill(block, gaps, survey.shift) if gaps.any() else block
-        means = survey.report(channels) if outputs else None
-        for split, file in outputs.items() if gaps.any() else ():
-            stored = file['data'].stored
-            for _, n, _, t in block_slices(source.items[split], stored.shape[1:]):
-                stored[n, t] = fill(stored[n, t][..., :-1], gaps, means)
+                rows.append(statistics(rounded, shift))
+                seen[split] |= hashes(rounded[..., evolving])
+                output[place] = fill(block, gaps, shift) if gaps.any() else block
+        means = report(channels, rows, shift) if outputs else None
+        for output in outputs.values() if gaps.any() else ():
+            for i, trajectory in enumerate(output.stored):
+                output.stored[i] = fill(trajectory[..., :-1], gaps, means)
+        twice = len(seen['test'] & seen['train'])
+        if twice:
+            warn(f'{twice} of {len(seen["test"])} frames of the test set are in the training set as well, as of windows '
+                 f'that overlap; --split order, or --frames on the uncut trajectories, keeps them apart')
 
 
 def main():
