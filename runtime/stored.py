@@ -1,4 +1,4 @@
-"""What HDF5 files hold, as other programs write them: attributes of any kind, parts that are absent, compression."""
+"""What HDF5 files hold, as other programs write them: attributes, absent parts, compression."""
 import math
 from contextlib import suppress
 
@@ -19,13 +19,14 @@ def require(ok, message):
 
 def attributes_of(stored):
     """The attributes of an HDF5 dataset, without those that netCDF stores for ''."""
-    return {name: value for name, value in stored.attrs.items() if not isinstance(value, h5py.Empty)}
+    return {name: value for name, value in stored.attrs.items()
+            if not isinstance(value, h5py.Empty)}
 
 
 def text_of(value):
     """A text of any kind, or anything else, as a str. Bytes that are not UTF-8 are Latin-1."""
     if not isinstance(value, bytes):
-        value = str(value).encode('utf-8', 'backslashreplace')                  # a file's name may be no UTF-8
+        value = str(value).encode('utf-8', 'backslashreplace')      # a file's name may be no UTF-8
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -48,10 +49,11 @@ def number_of(value):
 
 
 def storable(attributes):
-    """Attributes of the layout as HDF5 holds them: lists of texts, numbers, texts; None is left out."""
+    """Attributes of the layout as HDF5 holds them: lists of texts, numbers, texts; None is none."""
     form_of = dict.fromkeys(['channels', 'static', 'variables'], names_of)
     form_of |= dict.fromkeys(['dt', 't_test'], number_of)
-    return {name: form_of.get(name, text_of)(value) for name, value in attributes.items() if value is not None}
+    return {name: form_of.get(name, text_of)(value) for name, value in attributes.items()
+            if value is not None}
 
 
 # netCDF's attributes that give stored numbers another meaning, and the value of each that does not
@@ -66,25 +68,25 @@ def whole(file, key):
     apply, and for a filter that is not installed.
     """
     stored = file[key]
-    where = f'{stored.file.filename}: {stored.name}'
+    path = stored.file.filename
+    where = f'{path}: {stored.name}'
     properties = stored.id.get_create_plist()
-    for i in range(properties.get_nfilters()):
-        code, *_ = properties.get_filter(i)
-        require(h5py.h5z.filter_avail(code),
-                f'{where} is compressed, and its filter {code} is not installed; pip install hdf5plugin')
-    require(not stored.is_virtual and not stored.external, f'{where} lies in other files; copy it into one')
+    for code, *_ in map(properties.get_filter, range(properties.get_nfilters())):
+        require(h5py.h5z.filter_avail(code), f'{where} is compressed, and its filter {code} is not '
+                                             f'installed; pip install hdf5plugin')
+    require(not (stored.is_virtual or stored.external),
+            f'{where} lies in other files; copy it into one')
+    expected = stored.size * stored.id.get_type().get_size()                            # bytes
+    present = stored.id.get_storage_size()
     if stored.chunks:
         expected = math.prod(map(math.ceil, np.divide(stored.shape, stored.chunks)))
         present = stored.id.get_num_chunks()
-    else:
-        expected = stored.size * stored.id.get_type().get_size()                        # bytes
-        present = stored.id.get_storage_size()
-    require(present >= expected, f'{stored.file.filename}: a part of {stored.name} was never written; '
-                                 f'write or download it again')
+    require(present >= expected,
+            f'{path}: a part of {stored.name} was never written; write or download it again')
     for name in filter(stored.attrs.__contains__, NETCDF):
         value = stored.attrs[name]
         same = str(number_of(value)) == str(NETCDF[name])                   # since nan is not nan
         require(same and np.size(value) == 1,
-                f"{where} has netCDF's attribute {name}, so its numbers are packed or have gaps; name it FILE.nc, and "
-                f'sources.prepare --source FILE.nc --layout ... reads what they mean')
+                f"{where} has netCDF's attribute {name}, so its numbers are packed or have gaps; "
+                f'name it FILE.nc, which sources.prepare --source FILE.nc --layout ... reads')
     return stored

@@ -14,7 +14,7 @@ import numpy as np
 
 from configs import DATASETS, InputError
 from runtime.stored import whole
-from sources.own import Own, Piece, Source, by_number, find_runs, reader, reading
+from sources.own import Own, Source, by_number, find_runs, reading
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 
@@ -51,25 +51,11 @@ def find_pieces(source, key):
     return items, tuple(shape)
 
 
-def find_groups(path, pattern, key):
-    """The groups of a file, one a trajectory -> sorted names, [(file, index)], shape of `key`."""
-    with open_hdf5(path) as file:
-        names = sorted((name for name in file if re.fullmatch(pattern, name)), key=by_number)
-        return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
-
-
-def one_file(path, layout, variables):
-    """The Source of arrays of one layout in one file, each a channel."""
-    runs = find_runs([path], Own(layout=(layout,), variables=variables, uneven=True))
-    items = [(Piece(parts), n) for parts, n, _ in runs.trajectories]
-    return Source((runs.trajectories[0][-1], *runs.grid, len(variables)), items, reader(runs))
-
-
 def fno(name, path):
     """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5 or v7.3."""
-    source = one_file(path, 'NXYT', ('u',))
+    source = find_runs([path], Own(layout=('NXYT',), variables=('u',)))
     T, *shape = source.shape
-    return source._replace(shape=(min(T, DATASETS[name].frames), *shape))
+    return source._replace(shape=(min(T, DATASETS[name].frames), *shape), attributes={})
 
 
 def pdebench_flow(name, path):
@@ -78,26 +64,29 @@ def pdebench_flow(name, path):
         for key, ours in numbers_of(name).items():
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
                 refuse(path, f'{key} = {ours:g}', file.attrs[key])
-    return one_file(path, 'NTXYZ'[:2 + DATASETS[name].dims], DATASETS[name].channels)
+    layout = 'NTXYZ'[:2 + DATASETS[name].dims]
+    own = Own(layout=(layout,), variables=DATASETS[name].channels, uneven=True)
+    return find_runs([path], own)._replace(attributes={})
 
 
-def pdebench_groups(name, path):
-    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): groups "0000", ..."""
-    groups, items, shape = find_groups(path, r'\d+', 'data')
+def groups(name, path):
+    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C) in groups "0000".
+
+    CNO's steady problems have `input` and `output` (X, Y) in groups Sample_<i>.
+    """
+    steady = name.startswith('cno')
+    with open_hdf5(path) as file:
+        found = sorted(filter(re.compile(r'([Ss]ample_)?\d+').fullmatch, file), key=by_number)
+        first = file[found[0]]
+        shape = (2, *first['input'].shape, 1) if steady else first['data'].shape
 
     def read(path, n, t):
-        return np.stack([values(path, f'{group}/data', t) for group in groups[n]])
-    return Source(shape, items, read)
-
-
-def cno(name, path):
-    """CNO's steady problems: a group Sample_<i> has `input` and `output` (X, Y)."""
-    groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
-
-    def read(path, n, t):
-        frames = ('input', 'output')[t]
-        return np.stack([[values(path, f'{group}/{frame}') for frame in frames] for group in groups[n]])[..., None]
-    return Source((2, *shape, 1), items, read)
+        if steady:
+            frames = ('input', 'output')[t]
+            u = [[values(path, f'{group}/{frame}') for frame in frames] for group in found[n]]
+            return np.stack(u)[..., None]
+        return np.stack([values(path, f'{group}/data', t) for group in found[n]])
+    return Source(shape, [(path, i) for i in range(len(found))], read)
 
 
 def pdearena(name, source):
@@ -223,8 +212,8 @@ OFFICIAL = {
     'ns2d_fno_1e-4': Official(fno, FAMILIES['ns2d_fno_1e-4'].pde, 10000, 200),
     'ns2d_fno_1e-3': Official(fno, FAMILIES['ns2d_fno_1e-3'].pde, 5000, 200),
     **{name: pdebench(name) for name in DATASETS if '_pdb_M' in name},
-    'swe_pdb': Official(pdebench_groups, FAMILIES['swe_pdb'].pde + ', axes x y', 1000, 100),
-    'dr_pdb': Official(pdebench_groups, FAMILIES['dr_pdb'].pde + ', axes y x', 1000, 100),
+    'swe_pdb': Official(groups, FAMILIES['swe_pdb'].pde + ', axes x y', 1000, 100),
+    'dr_pdb': Official(groups, FAMILIES['dr_pdb'].pde + ', axes y x', 1000, 100),
     'ns2d_pda': SMOKE,
     'ns2d_cond_pda': SMOKE,
     'cfdbench': Official(cfdbench, 'incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
@@ -233,7 +222,7 @@ OFFICIAL = {
     'wave_layer': WAVE,
     'wave_gauss': WAVE,
     'wave_gauss_c': WAVE,
-    'cno_poisson': Official(cno, '-Lap u = f, unit square, u = 0 at the sides', 1408, 256),
-    'cno_darcy': Official(cno, '-div(a grad u) = f, unit square, u = 0 at the sides', 512, 128),
-    'cno_airfoil': Official(cno, 'steady Euler flow round an airfoil', 1006, 128),
+    'cno_poisson': Official(groups, '-Lap u = f, unit square, u = 0 at the sides', 1408, 256),
+    'cno_darcy': Official(groups, '-div(a grad u) = f, unit square, u = 0 at the sides', 512, 128),
+    'cno_airfoil': Official(groups, 'steady Euler flow round an airfoil', 1006, 128),
 }

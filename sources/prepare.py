@@ -36,13 +36,14 @@ def official(name, path):
     dataset = DATASETS[name]
     source = OFFICIAL[name].source(name, path)
     channels = source.attributes.get('channels', dataset.channels)
-    expected = dataset.frames, dataset.dims, len(channels)
-    if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != expected:
-        refuse(path, '%d frames, %d dimensions, %d channels' % expected, f'the shape {source.shape}')
-    attributes = dict(pde=OFFICIAL[name].pde, dt=dataset.dt, t_test=dataset.t_test, channels=channels,
-                      static=[key for key in channels if key in dataset.static],
+    T, C = dataset.frames, len(channels)
+    if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != (T, dataset.dims, C):
+        refuse(path, f'{T} frames, {dataset.dims} dimensions, {C} channels', f'the shape {source.shape}')
+    attributes = dict(pde=OFFICIAL[name].pde, dt=dataset.dt, t_test=dataset.t_test,
+                      channels=channels, static=[key for key in channels if key in dataset.static],
                       source=(path if path.is_file() else path.resolve()).name)
-    return source._replace(items=split_trajectories(name, source.items), attributes=attributes | source.attributes)
+    return source._replace(items=split_trajectories(name, source.items),
+                           attributes=attributes | source.attributes)
 
 
 def split_trajectories(name, items):
@@ -52,22 +53,25 @@ def split_trajectories(name, items):
         if name == 'cfdbench':              # all of it: the paper's sizes cut off most of the tube
             return items
         return {split: rows[:getattr(dataset, split)] for split, rows in items.items()}
-    test = min(dataset.test, max(1, round(len(items) * dataset.test / (dataset.train + dataset.test))))
-    start = max(0, len(items) - (OFFICIAL[name].tail if len(items) >= OFFICIAL[name].count else test))
+    test = round(len(items) * dataset.test / (dataset.train + dataset.test))
+    test = min(dataset.test, max(1, test))
+    whole = len(items) >= OFFICIAL[name].count
+    start = max(0, len(items) - (OFFICIAL[name].tail if whole else test))
     return {'test': items[start:start + test], 'train': items[:min(dataset.train, start)]}
 
 
 def read_blocks(source, items, nan_to_num):
-    """(where in words, its place in the output, (t, *space, C)) of parts of trajectories, about BLOCK bytes at once.
+    """(where in words, place in the output, (t, *space, C)) of parts of trajectories.
 
-    Raises InputError for what is not real or has another shape.
+    About BLOCK bytes are read at once. Raises InputError for what is not real or has another shape.
     """
     T, *shape = source.shape
     frames = max(1, BLOCK // (4 * math.prod(shape)))
-    several = max(1, frames // T)                                       # trajectories, if they are small
+    several = max(1, frames // T)                                       # trajectories
     with Progress(total=len(items) * T, unit=' frames', desc='converting') as bar:
-        for (path, shift), run in groupby(enumerate(items), lambda row: (row[1][0], row[1][1] - row[0])):
-            rows = [row for row, _ in run]                              # of consecutive trajectories in one file
+        by_file = groupby(enumerate(items), lambda row: (row[1][0], row[1][1] - row[0]))
+        for (path, shift), run in by_file:                          # of consecutive trajectories
+            rows = [row for row, _ in run]
             for first, t in product(rows[::several], range(0, T, frames)):
                 stop = min(first + several, rows[-1] + 1)
                 n, t = slice(first + shift, stop + shift), slice(t, min(t + frames, T))
@@ -76,37 +80,39 @@ def read_blocks(source, items, nan_to_num):
                     block = source.read(path, n, t)
                 expected = stop - first, t.stop - t.start, *shape
                 if block.dtype.kind not in 'fiub' or block.shape != expected:
-                    refuse(where, f'real numbers of shape {expected[1:]}', f'{block.dtype} of shape {block.shape[1:]}')
+                    refuse(where, f'real numbers of shape {expected[1:]}',
+                           f'{block.dtype} of shape {block.shape[1:]}')
                 if nan_to_num:
                     block = np.float64(block) if block.dtype.itemsize > 4 else np.float32(block)
                     block = np.nan_to_num(block, posinf=LARGEST, neginf=-LARGEST)
                 for i, part in enumerate(block):
                     yield f'{path}, trajectory {n.start + i}', (first + i, t), part
-                bar.update(block.shape[0] * block.shape[1])
+                bar.update((stop - first) * (t.stop - t.start))
 
 
 def statistics(block, shift):
-    """Numbers, their sum, squares, minimum and maximum of each channel, (5, C), of frames (t, *space, C) less `shift`.
+    """Count, sum, sum of squares, least and largest of each channel of frames less `shift`, (5, C).
 
-    With it near the mean the squares of large numbers do not lose the deviation. NaN does not count.
+    Near the mean, it saves the deviation of large numbers. NaN does not count.
     """
-    x = np.ascontiguousarray((block - shift).reshape(-1, len(shift)).T, 'f8')   # (C, points), since sums are faster so
-    numbers = np.isfinite(x).sum(1), np.nansum(x, 1), np.nansum(x * x, 1)
-    return np.stack([*numbers, np.nanmin(x, 1), np.nanmax(x, 1)])
+    x = np.ascontiguousarray((block - shift).reshape(-1, len(shift)).T, np.float64)
+    return np.stack([np.isfinite(x).sum(1), np.nansum(x, 1), np.nansum(x * x, 1),
+                     np.nanmin(x, 1), np.nanmax(x, 1)])
 
 
 def report(channels, rows, shift):
-    """Print range, mean and deviation of each channel by `statistics` of all blocks; return the means."""
+    """Print range, mean and deviation of each channel by its `statistics`; return the means."""
     count, total, squares = np.sum(rows, 0)[:3]
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean ** 2, 0))
-    for row in zip(channels, np.min(rows, 0)[3] + shift, np.max(rows, 0)[4] + shift, mean + shift, deviation):
+    low, high, mean = np.stack([np.min(rows, 0)[3], np.max(rows, 0)[4], mean]) + shift
+    for row in zip(channels, low, high, mean, deviation):
         print('  {}: {:.4g} to {:.4g}, mean {:.4g}, deviation {:.4g}'.format(*row))
-    return mean + shift
+    return mean
 
 
 def hashes(frames):
-    """Of frames (t, *space, C), but for those that are constant, to find which occur twice."""
+    """Of frames (t, *space, C), to find which occur twice, but for those that are constant."""
     space = tuple(range(1, frames.ndim - 1))
     varies = (np.nanmax(frames, space) > np.nanmin(frames, space)).any(-1)
     return {hash(frame.tobytes()) for frame in frames[varies]}
@@ -115,16 +121,17 @@ def hashes(frames):
 def fill(block, gaps, means):
     """Frames (t, *space, C) with `means` in their gaps, and a channel `mask`, which is 0 there."""
     mask = np.broadcast_to(~gaps.any(-1, keepdims=True), (*block.shape[:-1], 1))
-    return np.concatenate([np.where(gaps, means.astype(block.dtype), block), mask], -1, dtype=block.dtype)
+    filled = np.where(gaps, means.astype(block.dtype), block)
+    return np.concatenate([filled, mask], -1, dtype=block.dtype)
 
 
 def convert(folder, source, nan_to_num=False, masked=False):
-    """Write folder/test.h5, train.h5 and perhaps valid.h5 of a Source, unless they exist; print what they hold.
+    """Write folder/test.h5, train.h5 and perhaps valid.h5 of a Source, unless they exist.
 
-    They appear when all are whole.
+    They appear when all are whole. Prints what they hold.
     nan_to_num: write 0 for nan.
-    masked: whether nan at the same points of all frames, such as land, is a gap, which gets the mean
-        of its channel, and 0 in a static channel `mask`.
+    masked: whether nan at the same points of all frames, such as land, is a gap, which gets the
+        mean of its channel, and 0 in a static channel `mask`.
     Raises InputError for files of other contents, and for values that are not finite.
     """
     attributes = source.attributes
@@ -133,31 +140,34 @@ def convert(folder, source, nan_to_num=False, masked=False):
     (path, n), *_ = next(iter(source.items.values()))
     with reading(path):
         first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0]
-    gaps = np.isnan(first) & (masked and not nan_to_num)                        # (*space, C)
-    shift = np.where(np.isfinite(first), first, 0).real.reshape(-1, len(channels)).mean(0, dtype='f4')
+    points = first.reshape(-1, len(channels))
+    shift = np.where(np.isfinite(points), points, 0).real.mean(0, dtype=np.float32)
+    gaps = np.isnan(first) & ~np.isnan(points).all(0) & (masked and not nan_to_num)    # (*space, C)
     if gaps.any():
-        print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean of their channel, '
-              f'and 0 in the static channel mask')
-        attributes = attributes | {key: [*attributes[key], 'mask'] for key in ('channels', 'static')}
+        print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean '
+              f'of their channel, and 0 in the static channel mask')
+        new = {key: [*attributes[key], 'mask'] for key in ('channels', 'static')}
+        attributes = attributes | new
     shapes = {split: (len(items), *source.shape[:-1], len(attributes['channels']))
               for split, items in source.items.items()}
-    data.check_headers(folder, {split: (shape, np.dtype('f4'), attributes) for split, shape in shapes.items()})
+    data.check_headers(folder, {split: (shape, np.dtype('f4'), attributes)
+                                for split, shape in shapes.items()})
     with lock(folder), ExitStack() as stack:
         missing = sorted(data.splits_to_write(folder, shapes, attributes), key=data.SPLITS.index)
         outputs = {}
-        for split in missing[::-1]:                                             # the last to appear is train.h5
+        for split in missing[::-1]:                             # the last to appear is train.h5
             print(f'{folder.name} {split} {shapes[split]} from {attributes["source"]}')
-            file = stack.enter_context(data.writer(folder / f'{split}.h5', shapes[split], **attributes))
-            outputs[split] = file['data']
+            file = data.writer(folder / f'{split}.h5', shapes[split], **attributes)
+            outputs[split] = stack.enter_context(file)['data']
         rows = []
         seen = {split: set() for split in data.SPLITS}
         for split, output in outputs.items():
             for where, place, block in read_blocks(source, source.items[split], nan_to_num):
                 with np.errstate(over='ignore'):
                     rounded = block.astype(np.float32, copy=False)
-                if (np.isfinite(rounded) == gaps).any() or gaps.all(tuple(range(gaps.ndim - 1))).any():
-                    refuse(where, 'finite values' + ', or nan at the same points of all frames' * masked,
-                           'nan or infinity', '--nan_to_num writes 0 for nan')
+                if (np.isfinite(rounded) == gaps).any():
+                    also = ', or nan at the same points of all frames' * masked
+                    refuse(where, 'finite values' + also, 'nan or infinity', '--nan_to_num writes 0')
                 rows.append(statistics(rounded, shift))
                 seen[split] |= hashes(rounded[..., evolving])
                 output[place] = fill(block, gaps, shift) if gaps.any() else block
@@ -165,36 +175,41 @@ def convert(folder, source, nan_to_num=False, masked=False):
         for output in outputs.values() if gaps.any() else ():
             for i, trajectory in enumerate(output.stored):
                 output.stored[i] = fill(trajectory[..., :-1], gaps, means)
-        twice = len(seen['test'] & seen['train'])
-        if twice:
-            warn(f'{twice} of {len(seen["test"])} frames of the test set are in the training set as well, as of windows '
-                 f'that overlap; --split order, or --frames on the uncut trajectories, keeps them apart')
+    twice = len(seen['test'] & seen['train'])
+    if twice:
+        warn(f'{twice} of {len(seen["test"])} frames of the test set are in the training set as '
+             f'well, as of windows that overlap; --split order, or --frames on the uncut '
+             f'trajectories, keeps them apart')
 
 
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('name', help='a dataset of configs.py; with --from or --layout, any name')
-    parser.add_argument('--source', metavar='X', required=True, nargs='+', help='the file or folder, as downloaded')
-    parser.add_argument('--from', dest='origin', choices=['the_well'], help="a dataset in The Well's form")
-    parser.add_argument('--data', default='data', metavar='X', help='folder of the datasets [data]')
-    parser.add_argument('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
+    add = parser.add_argument
+    add('name', help='a dataset of configs.py; with --from or --layout, any name')
+    add('--source', metavar='X', required=True, nargs='+', help='the file or folder, as downloaded')
+    add('--from', dest='origin', choices=['the_well'], help="a dataset in The Well's form")
+    add('--data', default='data', metavar='X', help='folder of the datasets [data]')
+    add('--nan_to_num', action='store_true', help="write 0 for nan, as The Well's loader does")
     parser.add(Own(), 'files of your own')
     args = parser.parse_args()
     own = configs.override(Own(), args)
     path = Path(args.source[0])
     folder = Path(args.data, args.name)
-    mine = [f'--{name}' for name in vars(own) if name in args and not (args.origin and name == 'uneven')]
+    of_both = ['uneven'] if args.origin else []
+    mine = [f'--{name}' for name in vars(own) if name in args and name not in of_both]
     if args.name in ('', '..') or Path(args.name).name != args.name:
         raise InputError(f'{args.name!r}: expected the name of a folder in --data')
     if args.origin or args.name in OFFICIAL and not own.layout:
         if mine or len(args.source) > 1:
-            raise InputError(f'{(mine or ["--source"])[0]}: for files of your own, with --layout; a benchmark is one '
-                             f'file or folder')
-        convert(folder, the_well(path, own.uneven) if args.origin else official(args.name, path), args.nan_to_num)
+            raise InputError(f'{(mine or ["--source"])[0]}: for files of your own, with --layout; '
+                             f'a benchmark is one file or folder')
+        source = the_well(path, own.uneven) if args.origin else official(args.name, path)
+        convert(folder, source, args.nan_to_num)
         return
     if not mine and path.suffix.lower() not in KINDS:
-        raise InputError(f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files of your own '
-                         f'give --layout, such as NTHWC')
+        hint = configs.nearest(args.name, OFFICIAL)
+        raise InputError(f'unknown dataset {args.name!r}{hint}; for files of your own give --layout, '
+                         f'such as NTHWC')
     for file in [file for file in folder.glob('*.h5') if file.stem in data.SPLITS]:
         raise InputError(f'{file}: exists; remove it, or choose another name or --data')
     convert(folder, own_source(args.source, own), args.nan_to_num, masked=True)

@@ -12,26 +12,28 @@ import numpy as np
 from data import SPLITS
 from runtime.stored import names_of
 from sources.formats import open_hdf5, refuse
-from sources.own import Own, Piece, Source, find_runs, reader
+from sources.own import Own, find_runs
 
 
 def fields_of(path):
-    """(dataset_name, {HDF5 name: its axes}, {HDF5 name: its channels}) of all fields, those that vary first."""
-    axes_of, channels_of = {}, {}
+    """(dataset_name, D, {HDF5 name: axes}, {HDF5 name: channels}), the fields that vary first."""
+    axes, channels = {}, {}
     with open_hdf5(path) as file:
         kind, title = (names_of(file.attrs[key])[0] for key in ('grid_type', 'dataset_name'))
         space = names_of(file['dimensions'].attrs['spatial_dims'])
         if kind.lower() != 'cartesian' or len(space) not in (2, 3):
-            refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {space}', 'it cannot be converted')
+            refuse(path, 'a Cartesian grid of two or three dimensions', f'{kind}, {space}',
+                   'it cannot be converted')
         for order in range(3):
             for name in names_of(file[f't{order}_fields'].attrs['field_names']):
                 key = f't{order}_fields/{name}'
-                varies = np.hstack([file[key].attrs[f'{what}_varying'] for what in ('sample', 'time', 'dim')])
-                axes_of[key] = ''.join(axis for axis, flag in zip('NTXYZ', varies) if flag) + 'CK'[:order]
-                suffixes = [''.join(some) for some in product(space, repeat=order)]
-                channels_of[key] = [f'{name}_{suffix}'.strip('_') for suffix in suffixes]
-    axes_of = dict(sorted(axes_of.items(), key=lambda item: 'T' not in item[1]))
-    return title, len(space), axes_of, channels_of
+                varies = np.hstack([file[key].attrs[flag] for flag in (
+                    'sample_varying', 'time_varying', 'dim_varying')])
+                axes[key] = ''.join(x for x, flag in zip('NTXYZ', varies) if flag) + 'CK'[:order]
+                suffixes = [''.join(suffix) for suffix in product(space, repeat=order)]
+                channels[key] = [f'{name}_{suffix}'.strip('_') for suffix in suffixes]
+    axes = dict(sorted(axes.items(), key=lambda field: 'T' not in field[1]))
+    return title, len(space), axes, channels
 
 
 def the_well(source, uneven=False):
@@ -46,20 +48,18 @@ def the_well(source, uneven=False):
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
                [split for split in files if files[split]], 'name it')
     paths = sum(files.values(), [])
-    form = title, dims, axes_of, channels_of = fields_of(paths[0])
+    fields = title, D, axes, channels = fields_of(paths[0])
     for path in paths:
-        if fields_of(path) != form:
-            refuse(path, form, fields_of(path), 'remove what is of another dataset')
-    layout = ['NTXYZ'[:2 + dims], *(f'{name}={axes}' for name, axes in axes_of.items())]
-    runs = find_runs(paths, Own(layout=tuple(layout), variables=tuple(axes_of), uneven=uneven))
-    lengths = [length for *_, length in runs.trajectories]
-    if min(lengths) < max(lengths):
-        print(f'{source}: trajectories of {min(lengths)} to {max(lengths)} frames, of which the first '
-              f'{min(lengths)} are taken')
-    items = {split: [(Piece(parts), n) for parts, n, _ in runs.trajectories if parts[0][0] in files[split]]
+        if fields_of(path) != fields:
+            refuse(path, fields, fields_of(path), 'remove what is of another dataset')
+    layout = ['NTXYZ'[:2 + D], *(f'{name}={its}' for name, its in axes.items())]
+    runs = find_runs(paths, Own(layout=tuple(layout), variables=tuple(axes), uneven=uneven))
+    longest = max(piece.frames for piece, _ in runs.items)
+    if longest > runs.shape[0]:
+        print(f'{source}: trajectories of {runs.shape[0]} to {longest} frames are cut to the shortest')
+    items = {split: [(piece, n) for piece, n in runs.items if piece.parts[0][0] in files[split]]
              for split in SPLITS if files[split]}
-    channels = [channel for name in axes_of for channel in channels_of[name]]
-    static = [channel for name, axes in axes_of.items() if 'T' not in axes for channel in channels_of[name]]
-    attributes = dict(channels=channels, static=static, dt=runs.dt or 1.0, pde=f'The Well, {title}',
-                      source=source.resolve().name)
-    return Source((min(lengths), *runs.grid, len(channels)), items, reader(runs), attributes)
+    attributes = dict(channels=sum((channels[name] for name in axes), []), pde=f'The Well, {title}',
+                      static=sum((channels[name] for name in axes if 'T' not in axes[name]), []),
+                      dt=runs.attributes['dt'] or 1.0, source=source.resolve().name)
+    return runs._replace(items=items, attributes=attributes)
