@@ -51,9 +51,10 @@ def number_of(value):
 def storable(attributes):
     """Attributes of the layout as HDF5 holds them: lists of texts, numbers, texts; None is none."""
     form_of = dict.fromkeys(['channels', 'static', 'variables'], names_of)
-    form_of |= dict.fromkeys(['dt', 't_test'], number_of)
-    return {name: form_of.get(name, text_of)(value) for name, value in attributes.items()
-            if value is not None}
+    form_of |= dict.fromkeys(['pde', 'source', 'layout'], text_of)
+    forms = {name: form_of.get(name, number_of)(value) for name, value in attributes.items()
+             if value is not None}
+    return {name: value if value == value else attributes[name] for name, value in forms.items()}
 
 
 # netCDF's attributes that give stored numbers another meaning, and the value of each that does not

@@ -359,7 +359,7 @@ def find_runs(paths, own):
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
         new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
         channels += new
-        if {*main} - {*its, 'C'}:
+        if {*main} - {*its, 'C'} and 'T' not in its:
             print(f'{name} is static, {"along " + its if its else "a number"}')
             static += new
     called = dict(zip(channels, own.channels or channels))

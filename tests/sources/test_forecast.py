@@ -2,7 +2,7 @@
 import h5py
 import numpy as np
 import pytest
-from test_own import netcdf, package, waves
+from test_own import netcdf, package
 
 import data
 import evaluate
@@ -11,6 +11,12 @@ from configs import InputError
 from sources import forecast, prepare
 
 VALUES = np.random.default_rng(1).normal(size=(6, 7, 4, 3, 2)).astype('f4')            # (N, T, X, Y, C)
+
+
+def waves(H, W, N):
+    """Plane waves of N phases, (N, 8, H, W)."""
+    x, y = np.arange(H)[:, None] / H, np.arange(W) / W
+    return np.sin(2 * np.pi * (x + y) - 0.3 * np.arange(8)[:, None, None] + np.arange(N)[:, None, None, None])
 
 
 def header_of(call, folder, *flags):

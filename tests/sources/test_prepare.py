@@ -119,7 +119,8 @@ def test_advection_shows_that_x_and_y_of_a_benchmark_file_are_not_exchanged():
     """At 1e-5; at 1e-3 test_navier_stokes.py does."""
     pytest.importorskip('scipy.io', reason='only SciPy reads MATLAB v5, and the project does not need it')
     path = raw('NavierStokes_V1e-5_N1200_T20.mat')
-    w = torch.from_numpy(formats.fno('ns2d_fno_1e-5', path).read(path, slice(0, 1), slice(5, 7))[..., 0])
+    source = formats.fno('ns2d_fno_1e-5', path)
+    w = torch.from_numpy(source.read(source.items[0][0], slice(0, 1), slice(5, 7))[..., 0])
     as_is, exchanged = (l2re(navier_stokes(w[:, 0], 1e-5, 1)[:, 0], w[:, 1]) for w in (w, w.mT))
     assert as_is < 0.03 and exchanged > 0.1                         # measured: 0.012 and 0.21
 
@@ -128,6 +129,7 @@ def test_matlab_v73_is_read_with_all_axes_reversed_and_1e_4_keeps_30_of_its_50_f
     w = random_field(5, 50, 4, 6)                                                           # (N, T, X, Y)
     with h5py.File(tmp_path / 'any name', 'w', userblock_size=512) as file:
         file['u'] = w.transpose(1, 3, 2, 0)
+        file['u'].attrs['MATLAB_class'] = np.bytes_('single')
     train, test, _ = convert(tmp_path, 'ns2d_fno_1e-4', tmp_path / 'any name')
     assert np.array_equal(train[..., 0], w[:4, :30]) and np.array_equal(test[..., 0], w[4:, :30])
 
@@ -159,7 +161,7 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     assert np.abs(both[..., 2] - 0.1 * np.sin(2 * np.pi * (x + y))).max() < 1e-7
     assert attributes['static'] == ['f'] and attributes['dt'] == [0.05]     # the generated flow has dt 0.2
     (tmp_path / 'wave/solution_3.nc').unlink()
-    with pytest.raises(configs.InputError, match='a piece is missing'):
+    with pytest.raises(configs.InputError, match='solution_3.nc: missing'):
         formats.poseidon_wave('wave_gauss', tmp_path / 'wave')
 
 
@@ -266,10 +268,10 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize('how, words', [
-    ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'the shape (21, 4, 4)'),
+    ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'Vx has the shape (4, 21, 4), along'),
     ('eta', 'expected eta = 0.1, found 0.01'), ('nan', 'trajectory 2: expected finite values'),
     ('unwritten', 'a part of /Vx was never written; write or download it again'),
-    ('complex', 'expected real numbers of shape (21, 4, 4, 4), found complex64')])
+    ('complex', '--variables Vx: not in ')])
 def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, words, tmp_path, refused):
     write_compressible(tmp_path / CNS_FILE)
     damage(tmp_path / CNS_FILE, how)
@@ -277,10 +279,3 @@ def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, wo
     error, _ = refused(flags, words, prepare, lines=0)                                      # a bar may come before it
     assert str(tmp_path / CNS_FILE) in error.splitlines()[-1], error
     assert not list((tmp_path / 'data').rglob('train.h5*'))
-
-
-@pytest.mark.parametrize('error', [MemoryError('Unable to allocate 9 GiB'), OSError(12, 'Cannot allocate memory'),
-                                   OSError('memory allocation failed for type conversion')])
-def test_too_little_memory_is_not_called_damage(error):
-    with pytest.raises(configs.InputError, match='--source a.h5: too little memory'), formats.reading('a.h5'):
-        raise error
