@@ -125,35 +125,26 @@ def test_files_without_n_are_trajectories_in_the_order_of_the_numbers_in_their_n
     assert 'dt 0.25, as in the files' in printed and 'nu is static' in printed
 
 
-def test_files_without_n_and_t_are_frames_and_several_folders_of_them_are_trajectories(tmp_path):
+def test_files_are_frames_or_parts_of_n_or_channels(tmp_path):
     for i in range(3):
         (tmp_path / f'run{i}').mkdir()
         for t in range(12):
             np.save(tmp_path / f'run{i}/out_{t}.npy', VALUES[i, t % 6, ..., 0] + t)
-    expected = np.stack([VALUES[:3, t % 6] + t for t in range(12)], 1)[..., :1]
-    values, _ = read([tmp_path / f'run{i}' for i in (2, 0, 1)], 'XY')
-    np.testing.assert_array_equal(values, expected)
+    frames = np.stack([VALUES[:3, t % 6] + t for t in range(12)], 1)[..., :1]
+    np.testing.assert_array_equal(read([tmp_path / f'run{i}' for i in (2, 0, 1)], 'XY')[0], frames)
     values, source = read(tmp_path / 'run1', 'XY', frames=4)
-    np.testing.assert_array_equal(values, expected[1].reshape(3, 4, 4, 8, 1))
+    np.testing.assert_array_equal(values, frames[1].reshape(3, 4, 4, 8, 1))
     assert [len(source.items[split]) for split in ('train', 'test')] == [2, 1]
-
-
-def test_files_with_n_are_joined_along_n(tmp_path):
-    for i in range(3):
-        np.save(tmp_path / f'batch_{i}.npy', VALUES[:, ..., 0] + i)
-    values, _ = read([tmp_path / f'batch_{i}.npy' for i in range(3)], 'NTXY')
-    np.testing.assert_array_equal(values[..., 0], np.concatenate([VALUES[..., 0] + i for i in range(3)]))
-
-
-def test_variables_that_lie_each_in_one_file_are_channels_in_the_order_of_the_flag(tmp_path):
     np.savez(tmp_path / 'a.npz', u=VALUES[..., 0])
-    np.savez(tmp_path / 'b.npz', v=VALUES[..., 1])
+    np.savez_compressed(tmp_path / 'b.npz', v=VALUES[..., 1])
     for name in 'uv':
         np.save(tmp_path / f'{name}.npy', VALUES[..., 'uv'.index(name)])
     for files in ('a.npz', 'b.npz'), ('u.npy', 'v.npy'):
         values, source = read([tmp_path / file for file in files], 'NTXY', ['v', 'u'])
         np.testing.assert_array_equal(values, VALUES[..., ::-1])
         assert source.attributes['channels'] == ['v', 'u']
+    values, _ = read([tmp_path / 'u.npy', tmp_path / 'v.npy'], 'NTXY')
+    np.testing.assert_array_equal(values[..., 0], np.concatenate([VALUES[..., 0], VALUES[..., 1]]))
 
 
 # ------------------------------------------------------------------------------------------------ numbers of a run
@@ -200,24 +191,22 @@ def test_trajectories_are_cut_into_pieces_that_stay_in_one_split(tmp_path, call,
     assert '7 frames at the ends are left out' in printed
 
 
-def test_one_long_trajectory_is_split_in_time(tmp_path, call, refused):
+def test_one_long_trajectory_is_split_in_time(tmp_path, call):
     np.save(tmp_path / 'long.npy', np.arange(40.)[:, None, None] + np.zeros((2, 3)))
-    flags = '--source', tmp_path / 'long.npy', '--layout', 'TXY'
-    refused(['mine', '--data', tmp_path, *flags], 'too few for --test 0.1 and --valid 0.1; --frames N cuts', prepare)
-    found, _, printed, _ = prepared(call, tmp_path, *flags, '--frames', 4, '--test', 0.2)
-    assert {split: values[:, 0, 0, 0, 0].tolist() for split, values in found.items()} == dict(
-        train=[0, 4, 8, 12, 16, 20, 24], valid=[28], test=[32, 36])
+    flags = '--source', tmp_path / 'long.npy', '--layout', 'TXY', '--frames', 4, '--test', 0.2
+    found, _, printed, _ = prepared(call, tmp_path, *flags)
+    starts = {split: values[:, 0, 0, 0, 0].tolist() for split, values in found.items()}
+    assert starts == dict(train=[0, 4, 8, 12, 16, 20, 24], valid=[28], test=[32, 36])
     assert 'one trajectory, which is split in time' in printed
 
 
 def test_the_split_is_drawn_by_the_seed_or_in_order():
     pieces = [[i] for i in range(20)]
-    first = own.splits(pieces, own.Own(test=0.2))
+    first, again, other, order = (own.splits(pieces, own.Own(test=0.2, **flags)) for flags in (
+        {}, {}, dict(seed=1), dict(split='order')))
+    assert first == again != other and sorted(np.concatenate([*first.values()])) == [*range(20)]
     assert {split: len(numbers) for split, numbers in first.items()} == {'test': 4, 'valid': 2, 'train': 14}
-    assert sorted(np.concatenate([*first.values()])) == [*range(20)]
-    assert own.splits(pieces, own.Own(test=0.2)) == first != own.splits(pieces, own.Own(test=0.2, seed=1))
-    in_order = own.splits(pieces, own.Own(test=0.2, split='order'))
-    assert [*in_order['train'], *in_order['valid'], *in_order['test']] == [*range(20)]
+    assert [*order['train'], *order['valid'], *order['test']] == [*range(20)]
 
 
 def test_a_given_test_set_stays_it_and_frames_in_both_sets_get_a_line(tmp_path, call, refused):
@@ -230,10 +219,6 @@ def test_a_given_test_set_stays_it_and_frames_in_both_sets_get_a_line(tmp_path, 
     np.testing.assert_array_equal(found['test'], VALUES[3:].astype('f4'))
     assert attributes['channels'] == ['p', 'v']
     assert '6 of 12 frames of the test set are in the training set as well' in error
-    windows = np.stack([VALUES.reshape(30, 4, 8, 2)[i:i + 5] for i in range(25)])
-    np.save(tmp_path / 'windows.npy', windows)
-    flags = '--source', tmp_path / 'windows.npy', '--layout', 'NTXYC'
-    assert '10 of 10 frames of the test set' in prepared(call, tmp_path, *flags, '--valid', 0, name='windows')[3]
 
 
 # ------------------------------------------------------------------------------------------------ gaps
@@ -252,8 +237,6 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
     np.testing.assert_allclose(both[..., 0], np.where(mask, values[..., 0], np.nanmean(values[..., 0])), rtol=1e-6)
     np.testing.assert_array_equal(both[..., 1], values[..., 1].astype('f4'))
     assert '6.2% of the points are gaps in all frames' in printed
-    words = "channels ['u', 'mask', 'mask']: expected 3 different names"
-    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], words, prepare, lines=None)
     found, *_ = prepared(call, tmp_path, *flags, '--nan_to_num', name='zeros')
     np.testing.assert_array_equal(np.concatenate([found['train'], found['test']]), np.nan_to_num(values).astype('f4'))
     for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0):

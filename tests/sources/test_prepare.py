@@ -204,11 +204,6 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
     assert not {case for case, _ in source.items['train']} & {case for case, _ in source.items['test']}
     segments = Counter(case for items in source.items.values() for case, _ in items)
     assert segments[first] == 2 and {*segments.values()} <= {1, 2}                     # 59 frames are two segments
-    order = [f'{part}/case{i:04d}' for part, count in (('prop', 84), ('bc', 50), ('geo', 25)) for i in range(count)]
-    random.Random(0).shuffle(order)
-    cavity = {split: ['/'.join(case.parts[-2:]) for case, index in items if case.parts[-3] == 'cavity' and not index]
-              for split, items in source.items.items()}
-    assert cavity == dict(train=order[:127], test=order[143:])
 
 
 def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_path):
@@ -226,11 +221,8 @@ def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_
 
 @pytest.mark.parametrize('name, count, train, test', [
     (CNS, 10000, (0, 9000), (9000, 9200)), ('ns2d_fno_1e-3', 5000, (0, 1000), (4800, 5000)),
-    ('ns2d_fno_1e-4', 10000, (0, 9800), (9800, 10000)), ('ns2d_fno_1e-5', 1200, (0, 1000), (1000, 1200)),
     ('swe_pdb', 1000, (0, 900), (900, 960)), ('ns3d_pdb_M1_turb', 600, (0, 540), (540, 600)),
-    ('ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512', 1000, (0, 900), (900, 920)),
-    ('wave_layer', 10512, (0, 2000), (10272, 10472)),
-    ('kolmogorov', 20000, (0, 2000), (19760, 19960)), ('cno_airfoil', 1006, (0, 750), (878, 1006)),
+    ('wave_layer', 10512, (0, 2000), (10272, 10472)), ('cno_airfoil', 1006, (0, 750), (878, 1006)),
     (CNS, 46, (0, 45), (45, 46)), (CNS, 2, (0, 1), (1, 2)), ('cno_darcy', 30, (0, 20), (20, 30)),
 ])
 def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion(name, count, train, test):
@@ -256,22 +248,20 @@ def damage(path, how):
         path.write_text('version https://git-lfs.github.com/spec/v1\nsize 5')
         return
     with h5py.File(path, 'r+') as file:
+        file.attrs['eta'] = 0.01 if how == 'eta' else 0.1
         if how == 'nan':
             file['pressure'][2, 20, 1, 1] = np.nan
-        if how in ('rank', 'complex'):
-            fields = file.pop('Vx')[:]
-            file['Vx'] = fields[..., 0] if how == 'rank' else fields * (1 + 1j)
+        if how == 'rank':
+            file['Vx'] = file.pop('Vx')[..., 0]
         if how == 'unwritten':
             del file['Vx']
             file.create_dataset('Vx', (4, 21, 4, 4), 'f4', chunks=(1, 21, 4, 4))[1:] = 1
-        file.attrs['eta'] = 0.01 if how == 'eta' else 0.1
 
 
 @pytest.mark.parametrize('how, words', [
     ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'Vx has the shape (4, 21, 4), along'),
     ('eta', 'expected eta = 0.1, found 0.01'), ('nan', 'trajectory 2: expected finite values'),
-    ('unwritten', 'a part of /Vx was never written; write or download it again'),
-    ('complex', '--variables Vx: not in ')])
+    ('unwritten', 'a part of /Vx was never written; write or download it again')])
 def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, words, tmp_path, refused):
     write_compressible(tmp_path / CNS_FILE)
     damage(tmp_path / CNS_FILE, how)
