@@ -26,11 +26,6 @@ def open_hdf5(path):
         yield file
 
 
-def shape_of(path, key):
-    with open_hdf5(path) as file:
-        return file[key].shape
-
-
 def values(path, key, index=()):
     """The part of an HDF5 dataset at an index."""
     with open_hdf5(path) as file:
@@ -42,11 +37,12 @@ def refuse(path, expected, instead, advice="is it another benchmark's file?"):
 
 
 def find_pieces(source, key):
-    """All rows of `key` in <key>_0.nc, ... or the joined file -> [(file, index)], shape of a row."""
+    """Rows of `key` in <key>_0.nc, ... or in the joined file -> [(file, index)], their shape."""
     count = len([*source.glob(f'{key}_*.nc')])
     items = []
     for path in [source / f'{key}_{i}.nc' for i in range(count)] or [source]:
-        N, *shape = shape_of(path, key)
+        with open_hdf5(path) as file:
+            N, *shape = file[key].shape
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
 

@@ -107,30 +107,26 @@ def generate(folder, plans, device='cpu'):
     """
     def missing(plan):
         return splits_to_write(Path(folder, plan.name), plan.shapes, plan.attributes())
-    jobs = [(plan, split) for plan in plans for split in missing(plan)]
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
-    bar = Progress(total=sum(plan.counts[split] for plan, split in jobs), unit=' trajectories', disable=not jobs)
     try:
-        for plan, split in jobs:
-            bar.set_description_str(plan.name, refresh=False)
-            N, *shape = plan.shapes[split]
-            size = min(4 if cpu else 32, max(1, 2 ** 28 // math.prod(shape)))
-            batches = [range(N)[first:first + size] for first in range(0, N, size)]
-            path = Path(folder, plan.name, f'{split}.h5')
-            with files.lock(path.parent, wait='generating'):
-                if split not in missing(plan):                        # another process has made it
-                    continue
-                with writer(path, (N, *shape), **plan.attributes()) as file:
+        for plan in [plan for plan in plans if missing(plan)]:
+            place = Path(folder, plan.name)
+            bar = Progress(total=sum(plan.counts.values()), unit=' trajectories', desc=plan.name)
+            with files.lock(place, wait='generating'), bar:
+                for split in missing(plan):                     # which no other process has made
+                    N, *shape = plan.shapes[split]
+                    size = min(4 if cpu else 32, max(1, 2 ** 28 // math.prod(shape)))
+                    batches = [range(N)[first:first + size] for first in range(0, N, size)]
                     solutions = pool.map(partial(simulate, plan, split, device=device), batches)
-                    for batch, fields in zip(batches, solutions):
-                        file['data'][batch.start:batch.stop] = fields
-                        bar.update(len(batch))
+                    with writer(place / f'{split}.h5', (N, *shape), **plan.attributes()) as file:
+                        for batch, fields in zip(batches, solutions):
+                            file['data'][batch.start:batch.stop] = fields
+                            bar.update(len(batch))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
-        bar.close()
+        torch.set_num_threads(threads)              # the initializer has set MKL's for the process
 
 
 def long_reference(dataset, steps, samples, config, processes):
@@ -159,7 +155,7 @@ def builtin_tests(folder, names, device):
     if names and Path(folder) == Path('data', preset):
         print(f'generating the test sets of {", ".join(names)} in {folder}', flush=True)
         plans = [plan(name, preset) for name in names]
-        generate(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device)
+        generate(folder, [each._replace(counts={'test': each.counts['test']}) for each in plans], device)
 
 
 def main():
@@ -167,16 +163,17 @@ def main():
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     parser.add_argument('--preset', default='paper', choices=('nano', 'mini', 'paper'), help='which sizes [paper]')
-    sizes = dict(resolution='grid points a side', frames='of a trajectory', seed='of the initial states [0]')
-    sizes |= {split: 'trajectories of this split [all sizes: as in the preset]' for split in SPLITS[::-1]}
-    for size, words in sizes.items():
-        parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
+    sizes = 'resolution', 'train', 'valid', 'test', 'frames', 'seed'
+    words = 'grid points a side', *['trajectories'] * 3, 'of a trajectory', 'of the initial states [0]'
+    for size, text in zip(sizes, words):
+        parser.add_argument(f'--{size}', type=int, metavar='X', help=text)
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    plans = [plan(name, args.preset, **{size: getattr(args, size) for size in sizes}) for name in names]
+    changes = {size: getattr(args, size) for size in sizes}
+    plans = [plan(name, args.preset, **changes) for name in names]
     generate(folder, plans, distributed.choose_device(args.device))
 
 
