@@ -197,12 +197,12 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
                 case = tmp_path / problem / part / f'case{i:04d}'
                 case.mkdir(parents=True)
                 np.save(case / 'u.npy', np.zeros((59 if case == first else 20, 3, 3)))
-    source = formats.cfdbench('cfdbench', tmp_path)
-    counts = {split: Counter(case.parts[-3] for case in {case for case, _ in items})
-              for split, items in source.items.items()}
+    items = formats.cfdbench('cfdbench', tmp_path).items
+    cases = {split: {case for case, _ in rows} for split, rows in items.items()}
+    counts = {split: Counter(case.parts[-3] for case in some) for split, some in cases.items()}
     assert counts == dict(train=dict(cavity=127, cylinder=148, tube=140), test=dict(cavity=16, cylinder=19, tube=18))
-    assert not {case for case, _ in source.items['train']} & {case for case, _ in source.items['test']}
-    segments = Counter(case for items in source.items.values() for case, _ in items)
+    assert not cases['train'] & cases['test']
+    segments = Counter(case for rows in items.values() for case, _ in rows)
     assert segments[first] == 2 and {*segments.values()} <= {1, 2}                     # 59 frames are two segments
 
 
