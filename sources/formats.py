@@ -49,7 +49,7 @@ def find_pieces(source, key):
 
 def fno(name, path):
     """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5 or v7.3."""
-    source = find_runs([path], Own(layout=('NXYT',), variables=('u',)))
+    source = find_runs([path], Own(layout=('NXYT',), variables=('u',), uneven=True))
     T, *shape = source.shape
     return source._replace(shape=(min(T, DATASETS[name].frames), *shape), attributes={})
 

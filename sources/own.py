@@ -157,13 +157,10 @@ def opened(paths, names=()):
                     {name: Stored(item)} if isinstance(item, h5py.Dataset) else {}))
         numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
                    if np.size(value) == 1}
-        yield {name: array if is_real(array) else None
-               for name, array in (numbers | found).items() if name[:2] != '__'}
-
-
-def is_real(array):
-    """Whether this is an array of real numbers."""
-    return getattr(getattr(array, 'dtype', None), 'kind', '') in tuple('fiub')
+        found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
+        types = {name: getattr(array, 'dtype', None) for name, array in found.items()}
+        yield {name: found[name] if getattr(dtype, 'kind', 'O') in 'fiub' else None
+               for name, dtype in types.items()}
 
 
 def contents(path, names=()):
@@ -183,7 +180,7 @@ def places(shape, axes):
     return longer if len(longer) == len(axes) else None
 
 
-def stacked(arrays, order, **cut):
+def read_channels(arrays, order, **cut):
     """The channels of all [(array, its axes)] at {axis: slice}, along the axes of `order`.
 
     What lacks an axis is repeated along it.
@@ -381,7 +378,8 @@ def reader(main, axes):
 
     def block(paths, **cut):
         with opened(paths, axes) as found:
-            u = stacked([(found[name], its) for name, its in axes.items()], order, **cut)
+            arrays = [(found[name], its) for name, its in axes.items()]
+            u = read_channels(arrays, order, **cut)
         return u[:, :, None] if len(order) == 4 else u
 
     def read(piece, n, t):

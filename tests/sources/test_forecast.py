@@ -1,4 +1,6 @@
 """A forecast from a file and into a file: the axes, the channels and the times as they came."""
+from pathlib import Path
+
 import h5py
 import numpy as np
 import pytest
@@ -87,14 +89,22 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call):
 def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatch, call):
     netCDF4 = package('netCDF4')
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'runs').mkdir()
-    for i, wave in enumerate(waves(16, 24, 60)):
-        netcdf(tmp_path / f'runs/run_{i}.nc', dict(time=8, y=24, x=16), coordinates=dict(time=0.25 * np.arange(8)),
+    Path('runs').mkdir()
+    runs = waves(16, 24, 60)
+    for i, wave in enumerate(runs):
+        netcdf(f'runs/run_{i}.nc', dict(time=8, y=24, x=16), coordinates=dict(time=0.25 * np.arange(8)),
                attributes=dict(phase=float(i)), u=(('time', 'y', 'x'), wave.swapaxes(1, 2)),
                mask=(('y', 'x'), np.ones((24, 16))))
-    flags = '--source', 'runs', '--variables', 'u', 'mask', 'phase', '--layout', 'TYX'
-    header = header_of(call, tmp_path, *flags)
-    assert header['shape'][0] == 48 and header['dt'] == 0.25 and header['static'] == ['mask', 'phase']
+    flags = '--source', 'runs', '--variables', 'u', 'mask', 'phase', '--layout', 'TYX', '--split', 'order'
+    code, error, printed = call(['mine', *flags], prepare)
+    assert code == 0 and '60 files are joined as trajectories (N): run_0.nc ... run_59.nc' in printed, error
+    assert 'dt 0.25, as in the files' in printed and 'phase is static, a number' in printed
+    header = data.read_headers('data', ['mine'])['mine']['train']
+    assert (header['shape'], header['dt'], header['static']) == ([48, 8, 16, 24, 3], 0.25, ['mask', 'phase'])
+    assert (header['layout'], header['variables']) == ('TYX mask=YX phase=', ['u', 'mask', 'phase'])
+    with h5py.File('data/mine/train.h5') as file:
+        np.testing.assert_array_equal(file['data'][..., 0], np.float32(runs[:48]))
+        np.testing.assert_array_equal(file['data'][:, 3, 4, 5, 2], np.arange(48))
     code, error, _ = call(['--data', 'data', '--datasets', 'mine', '--out', 'out', '--steps', 2, '--batch_size', 2,
                            '--threads', 1, '--device', 'cpu'], train)
     assert code == 0, error

@@ -80,18 +80,6 @@ def test_every_kind_of_file_and_order_of_axes_is_read_by_value(kind, tmp_path):
         np.testing.assert_array_equal(part, VALUES[1:3, 2:4])
 
 
-def runs(folder, count=12, T=7):
-    """Files run_0, run_1, ..., one a trajectory, of u and p (time, y, x) -> their values (count, T, X, Y, 2)."""
-    folder.mkdir(parents=True)
-    values = np.random.default_rng(count).normal(size=(count, T, 5, 3, 2)).astype('f4')
-    axes = 'time', 'y', 'x'
-    for i, (u, p) in enumerate(np.moveaxis(values, -1, 1)):
-        fields = dict(u=(axes, u.swapaxes(1, 2)), p=(axes, p.swapaxes(1, 2)))
-        netcdf(folder / f'run_{i}.nc', dict(time=T, y=3, x=5), coordinates=dict(time=0.25 * np.arange(T)),
-               attributes=dict(nu=0.5 * i, title='a run'), **fields)
-    return values
-
-
 def prepared(call, folder, *flags, name='mine'):
     """Run sources.prepare -> ({split: values}, attributes, what it printed, warnings)."""
     code, error, printed = call([name, '--data', folder / 'data', *flags], prepare)
@@ -108,20 +96,6 @@ IN_ORDER = '--split', 'order', '--valid', 0
 
 
 # ------------------------------------------------------------------------------------------------ files along an axis
-
-def test_files_without_n_are_trajectories_in_the_order_of_the_numbers_in_their_names(tmp_path, call):
-    values = runs(tmp_path / 'runs')
-    flags = '--variables', 'p', 'u', 'nu', '--layout', 'TYX', *IN_ORDER
-    found, attributes, printed, _ = prepared(call, tmp_path, '--source', tmp_path / 'runs', *flags)
-    both = np.concatenate([found['train'], found['test']])
-    np.testing.assert_array_equal(both[..., :2], values[..., ::-1])
-    np.testing.assert_array_equal(both[..., 2].min((1, 2, 3)), 0.5 * np.arange(12))
-    np.testing.assert_array_equal(both[..., 2].max((1, 2, 3)), 0.5 * np.arange(12))
-    assert attributes == dict(channels=['p', 'u', 'nu'], static=['nu'], dt=[0.25], source=['run_0.nc run_11.nc'],
-                              layout=['TYX nu='], variables=['p', 'u', 'nu'])
-    assert '12 files are joined as trajectories (N): run_0.nc ... run_11.nc' in printed
-    assert 'dt 0.25, as in the files' in printed and 'nu is static' in printed
-
 
 def test_files_are_frames_or_parts_of_n_or_channels(tmp_path):
     for i in range(3):
@@ -164,14 +138,14 @@ def test_names_of_dimensions_say_which_axis_is_meant(tmp_path, refused):
                   profile=(('y',), VALUES[0, 0, :, 0, 1]), mask=(('y', 'x'), VALUES[0, 0, :, :4, 1]))
     path = netcdf(tmp_path / 'own.nc', dict(run=4, time=6, x=4, y=4), **fields)
     values, source = read(path, 'NTXY', [*fields])
-    _, nu, profile, mask = (part for _, part in fields.values())
-    for c, part in enumerate((nu[:, None, None, None], profile, mask.T), 1):
+    u, nu, profile, mask = (part for _, part in fields.values())
+    for c, part in enumerate((u, nu[:, None, None, None], profile, mask.T)):
         np.testing.assert_array_equal(values[..., c], np.broadcast_to(part, values.shape[:-1]))
     assert source.attributes['layout'] == 'NTXY nu=N profile=Y mask=YX'
-    with h5py.File(tmp_path / 'plain.nc', 'w') as file:                                 # whose dimensions have no names
-        file.update(u=fields['u'][1], nu=nu)
-    flags = '--data', tmp_path, '--source', tmp_path / 'plain.nc', '--variables', 'u', 'nu', '--layout', 'NTXY'
-    refused(['mine', *flags], 'along N or X or Y of the axes', prepare)
+    np.savez(tmp_path / 'plain.npz', u=u, nu=nu, mask=mask)                             # without names of dimensions
+    for name, words in dict(nu='along N or X or Y of the axes', mask='along NX or NY or XN').items():
+        flags = '--source', tmp_path / 'plain.npz', '--variables', 'u', name, '--layout', 'NTXY'
+        refused(['mine', '--data', tmp_path, *flags], words, prepare)
 
 
 # ------------------------------------------------------------------------------------------------ lengths and splits
