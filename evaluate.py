@@ -57,7 +57,7 @@ def load(path, form='fast'):
 class Predictor:
     """A model as a time stepper of one dataset: `step` maps a state to the next.
 
-    dataset: a data.Trajectories or a data.FrameLayout.
+    dataset: a data.Trajectories, or anything with its name, space, evolving and units.
     """
 
     def __init__(self, model, dataset, device, dtype='fp32'):
@@ -111,7 +111,7 @@ class Predictor:
     def prediction(self, state):
         """The newest frame of a state, native, in the channels that evolve: (B, *space', C'')."""
         u = state[:, -1:] * self.units.deviation[1] + self.units.mean[1]
-        return data.to_native(u, self.dataset)[:, 0]
+        return data.resize(u[..., self.dataset.evolving], self.dataset.space)[:, 0]
 
     def truth(self, frames):
         """Those channels of native frames (..., *space', C'): (..., *space', C'')."""
@@ -180,7 +180,7 @@ def rollout(model, frames, steps, dataset='', channels=(), batch_size=16):
     if header:
         note(far_from(header, values))
     units = None if 'units' in header else units_of_frames(model, values, evolving, dataset)
-    layout = data.FrameLayout(dataset, tuple(values.shape[2:-1]), evolving, units)
+    layout = Namespace(name=dataset, space=values.shape[2:-1], evolving=evolving, units=units)
     predictor = Predictor(model.eval(), layout, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):

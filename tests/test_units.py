@@ -189,7 +189,7 @@ def test_from_rest_something_starts_in_a_mixture_under_a_name_and_without_one(tr
 @pytest.mark.parametrize('rest', [0.0, 1e-17])
 def test_an_error_of_a_channel_at_rest_counts_at_most_as_one_and_has_a_slope(rest, loss):
     windows = torch.full((1, 3, 8, 8, 1), rest)
-    batch = data.Batch([windows], None, torch.tensor([[1e-3]]), torch.tensor([[True]]), [])
+    batch = data.Batch([windows], *[None] * 3, torch.tensor([[1e-3]]), torch.tensor([[True]]), [])
     pattern = torch.linspace(-1, 1, 64).view(1, 8, 8, 1)
     pattern = pattern / pattern.square().mean().sqrt()
     losses = []

@@ -40,7 +40,7 @@ def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
     assert 'generating' in printed and 'generating' not in again
     assert again.splitlines()[-2:] == printed.splitlines()[-2:]
     other = call(['--device', 'cpu', '--data', 'elsewhere'], evaluate)
-    assert other[0] == 2 and other[1].startswith('error: --data elsewhere: no such folder; name another')
+    assert other[0] == 2 and other[1].startswith('error: --data elsewhere: the folder holds no')
 
 
 @pytest.mark.parametrize('name', [FAMILY, 'swe_pdb'])

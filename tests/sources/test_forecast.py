@@ -16,7 +16,7 @@ VALUES = np.random.default_rng(1).normal(size=(6, 7, 4, 3, 2)).astype('f4')     
 def header_of(call, folder, *flags):
     code, error, _ = call(['mine', '--data', folder / 'data', *flags], prepare)
     assert code == 0, error
-    return data.read_headers(folder / 'data', ['mine'])['mine']['train']
+    return data.read_headers(folder / 'data/mine')['train']
 
 
 @pytest.mark.parametrize('layout, order', [('NTXYC', 'NTXYC'), ('TCYX', 'TCYX'), ('NTXY', 'NTXY'), ('YXT', 'YXT')])
