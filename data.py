@@ -432,9 +432,9 @@ class Batch(NamedTuple):
         for _, parts in groupby(self.windows, key=lambda part: part.shape[1:-1]):
             parts = [part.to(device, non_blocking=True) for part in parts]
             if len(parts) > 1 or parts[0].shape[-1] < C:
-                lacking = [(0, C - part.shape[-1]) for part in parts]
-                parts = [torch.cat([F.pad(*part, value=PADDING) for part in zip(parts, lacking)])]
-            u = parts[0]
+                parts = [F.pad(part, (0, C - part.shape[-1]), value=PADDING) for part in parts]
+                parts = [torch.cat(parts)]
+            u, = parts
             here = slice(done, done + len(u))
             done += len(u)
             rows = u.flatten(-2)                                # longer loops for a processor

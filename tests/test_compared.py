@@ -72,7 +72,7 @@ def test_a_longer_reference_of_our_solver_is_not_put_in_the_place_of_other_data(
     assert generate.plan(name).attributes()['source'].startswith('generate.py')
 
 
-def test_fine_tuning_keeps_the_units_of_the_training_for_its_data_and_says_what_differs(tmp_path, call):
+def test_fine_tuning_keeps_the_units_of_the_training_and_says_what_differs(tmp_path, call):
     def write_own(folder, scale, **attributes):
         for split in 'train', 'test':
             u = scale * travelling(4, 8, 16, 1, 0.4)
@@ -94,7 +94,7 @@ def test_fine_tuning_keeps_the_units_of_the_training_for_its_data_and_says_what_
         assert kept == (folder == 'same'), folder
 
 
-def test_frames_of_other_proportions_or_another_mean_than_in_the_training_are_a_line(trained, capsys):
+def test_frames_of_other_proportions_or_another_mean_are_a_line(trained, capsys):
     units = data.Units(torch.tensor(2 * [[0., 0, 3]]), torch.ones(2, 3), torch.zeros(3)).header()
     model = evaluate.load(trained(shape=[9, 9, 16, 16, 3], units=units))
     for grid, offset, words in (

@@ -2,7 +2,6 @@
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -46,9 +45,9 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     train, test = (np.arange(N * T * np.prod(space) * C).reshape(N, T, *space, C).astype(dtype)
                    for N, T in ((3, 6), (2, 9)))
     names = tuple('abcd'[:C])
-    train[..., 1], test[..., 1] = 5, 7                          # what is static must not vary in time
-    data.write(tmp_path / 'own', train, torch.tensor(test), channels=names, static=names[1:2], dt=0.5,
-               t_test=1)
+    train[..., 1], test[..., 1] = 5, 7                        # what is static must not vary in time
+    attributes = dict(channels=names, static=names[1:2], dt=0.5, t_test=1)
+    data.write(tmp_path / 'own', train, torch.tensor(test), **attributes)
     for split, values in (('train', train), ('test', test)):
         item = opened(tmp_path, split=split)
         assert item.shape == values.shape
@@ -61,21 +60,21 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
 @pytest.mark.parametrize('attributes, expected', [
     ({}, {}), (dict.fromkeys(('dt', 't_test', 'static', 'source'), h5py.Empty('S1')), {}),
     (dict(static=''), {}), (dict(channels=np.array([b'\xe9', b'v'])), dict(channels=['é', 'v'])),
-    (dict(channels=np.array([b'u', b'f']), static=np.array([b'f']), dt=np.array([0.5]), t_test=[3.]),
+    (dict(channels=np.array([b'u', b'f']), static=np.array([b'f']), dt=[0.5], t_test=[3.]),
      dict(channels=['u', 'f'], static=['f'], dt=0.5, t_test=3))])
-def test_attributes_as_other_programs_write_them_are_read_or_are_none(tmp_path, attributes, expected):
+def test_attributes_as_other_programs_write_them_are_read(tmp_path, attributes, expected):
     write(tmp_path)
     with h5py.File(tmp_path / 'own/train.h5', 'a') as file:
         file['data'].attrs.update(attributes)
     said = data.read_headers(tmp_path / 'own')['train']
-    assert said == dict(shape=[3, 8, 4, 6, 2], channels=['0', '1'], static=[], dt=1, t_test=math.inf,
-                        source='') | expected
+    silent = dict(channels=['0', '1'], static=[], dt=1, t_test=math.inf, source='')
+    assert said == {'shape': [3, 8, 4, 6, 2]} | silent | expected
 
 
 def test_the_splits_of_a_dataset_have_one_time_step_if_both_say_it(tmp_path):
     write(tmp_path, dt=Decimal('0.1'), source=Path('x.h5'), static=None)
     write(tmp_path, split='test', dt=0.3)
-    with pytest.raises(InputError, match='own: test.h5 has the dt 0.3, but train.h5 0.1; they must be'):
+    with pytest.raises(InputError, match='test.h5 has the dt 0.3, but train.h5 0.1; they must be'):
         opened(tmp_path)
     write(tmp_path, split='test')
     assert opened(tmp_path).dt == 0.1 and opened(tmp_path).header['source'] == 'x.h5'
@@ -108,7 +107,7 @@ def test_bad_shapes_and_attributes_are_refused_before_writing_and_on_reading(
 def test_a_last_axis_that_is_not_that_of_channels_is_refused_unless_all_are_named(tmp_path, shape):
     u = normal(*shape)
     for channels in None, ['u', 'v']:
-        with pytest.raises(InputError, match=r'channels come last: np.moveaxis\(u, 2, -1\) .*None\]'):
+        with pytest.raises(InputError, match=r'come last: np.moveaxis\(u, 2, -1\) .*None\]'):
             data.write(tmp_path / 'own', u, u, channels=channels)
     names = [f'c{i}' for i in range(shape[-1])]
     data.write(tmp_path / 'own', u, u, channels=names, layout='NTXC', variables=['u'])
@@ -121,10 +120,10 @@ NORMAL = normal(3, 8, 4, 6, 1)
 
 
 @pytest.mark.parametrize('u, said', [
-    (P + 0.02 * NORMAL, 'loses 11.[0-9]%; subtract'), (P + 9 * NORMAL, ''), (1e-50 * NORMAL, 'loses 100'),
-    (P + 1e-4 * NORMAL, 'loses 100'), (2 ** 25 + NORMAL.round(), 'loses [0-9.]*%; subtract the mean'),
+    (P + 0.02 * NORMAL, 'loses 11.[0-9]%; subtract the mean'), (2 ** 25 + NORMAL.round(), 'loses'),
+    (1e-50 * NORMAL, 'loses 100'), (P + 1e-4 * NORMAL, 'loses 100'), (P + 9 * NORMAL, ''),
     (np.full(NORMAL.shape, 0.1), ''), (np.ones(NORMAL.shape, bool), '')])
-def test_what_float32_takes_from_a_channel_is_said_and_all_of_it_is_refused(tmp_path, capsys, u, said):
+def test_what_float32_takes_is_said_and_if_it_is_all_it_is_refused(tmp_path, capsys, u, said):
     refused = ''
     try:
         data.write(tmp_path / 'own', u, u, channels=['p'])
@@ -132,7 +131,7 @@ def test_what_float32_takes_from_a_channel_is_said_and_all_of_it_is_refused(tmp_
         refused = str(error)
     lines = [refused] if refused else capsys.readouterr().out.splitlines()
     assert bool(refused) == ('100' in said) and len(lines) == 2 * bool(said) - bool(refused), lines
-    assert all(re.search(f'own/t[a-z]*.h5: channel p: .*, of which float32 {said}', line) for line in lines)
+    assert all(re.search(f'own/t.*.h5: channel p: .*, of which float32 {said}', x) for x in lines)
     assert len([*tmp_path.glob('own/*.h5')]) == 2 * (not refused)
 
 
@@ -147,29 +146,14 @@ def test_what_float32_takes_is_counted_channel_by_channel_however_a_caller_write
         assert ('channel p' in said) == (len(index) < 5) and 'channel v' not in said, index
 
 
-def test_what_a_writer_has_not_written_is_refused_when_it_is_read_even_if_it_was_killed(tmp_path):
-    def fill(kill):
-        with data.writer(tmp_path / 'own/train.h5', (3, 8, 4, 6, 2)) as file:
-            file['data'][:2] = 1
-            file['data'][2, :5] = 1
-            if kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-    fill(False)
+def test_what_a_writer_has_not_written_is_refused_when_it_is_read(tmp_path):
+    with data.writer(tmp_path / 'own/train.h5', (3, 8, 4, 6, 2)) as file:
+        file['data'][:2] = 1
+        file['data'][2, :5] = 1
     item = opened(tmp_path)
     assert (read(item, 1, 0, 8) == 1).all() and (read(item, 2, 0, 5) == 1).all()
     with pytest.raises(InputError, match=r'trajectory 2, frame 5, channel 0, .* nan is not finite'):
         read(item, 2, 1, 6)
-    del item
-    process = os.fork()
-    if not process:
-        fill(True)
-    os.waitpid(process, 0)
-    part, = (tmp_path / 'own').glob('.*.part')
-    shutil.copy(part, tmp_path / 'own/train.h5')
-    with pytest.raises(InputError, match='own/train.h5: (cannot be read|trajectory 2, frame [05])'):
-        read(opened(tmp_path), 2, 0, 8)
-    data.write(tmp_path / 'own', coded(), coded())
-    assert read(opened(tmp_path), 2, 0, 5).all()
 
 
 def killed_before(step, action):
@@ -205,7 +189,7 @@ def splits_of(folder):
 def test_a_kill_at_any_moment_loses_neither_dataset_and_files_beside_a_train_file_belong_to_it(
         tmp_path, old, new):
     u = coded()
-    before, after = ({(split, pde) for split in splits} for splits, pde in ((old, 'old'), (new, 'new')))
+    before, after = {(split, 'old') for split in old}, {(split, 'new') for split in new}
 
     def write(splits, pde):
         data.write(folder, u, u, u if 'valid' in splits else None, pde=pde)
@@ -239,8 +223,8 @@ def test_nobody_rewrites_a_file_that_is_being_read_or_written(tmp_path):
 
 
 STORAGE = {'plain': {}, 'user block': {}, 'chunked': dict(chunks=(1, 3, 4, 6, 1)),
-           'float64': dict(dtype='f8'), 'float16': dict(dtype='f2'), 'big-endian': dict(dtype='>f4'),
-           'compressed': dict(compression='lzf', shuffle=True), 'integers': dict(dtype='i2')}
+           **{f'type {dtype}': dict(dtype=dtype) for dtype in ('f8', 'f2', '>f4', 'i2')},
+           'compressed': dict(compression='lzf', shuffle=True)}
 
 
 @pytest.mark.parametrize('kind', [*STORAGE, 'link'])
@@ -257,7 +241,7 @@ def test_every_kind_of_storage_and_link_is_read_by_value(tmp_path, kind):
             file.create_dataset('data', data=values, **{'dtype': 'f4', **STORAGE[kind]})
     with h5py.File(path) as file:
         expected = file['data'][:].astype(np.float32)
-    assert np.allclose(expected, values, rtol=1e-3, atol=kind == 'integers')        # rtol of float16
+    assert np.allclose(expected, values, rtol=1e-3, atol='i2' in kind)       # rtol of float16
     item = opened(tmp_path)
     if kind in STORAGE:
         assert isinstance(item._data, np.memmap) == (kind in ('plain', 'user block'))
@@ -294,10 +278,9 @@ def damaged(kind, file, folder):
 
 
 @pytest.mark.parametrize('kind, words', [
-    ('link', "cannot be read .*can't open file"), ('contiguous', 'a part of /data was never written'),
-    ('chunked', 'a part of /data was never written; write or download it again'),
-    ('stored outside', '/data lies in other files; copy it into one'),
-    ('virtual', '/data lies in other files; copy it into one'),
+    ('link', "cannot be read .*can't open file"),
+    *((name, 'a part of /data was never written; write or') for name in ('contiguous', 'chunked')),
+    *((name, '/data lies in other files; copy') for name in ('stored outside', 'virtual')),
     ('unknown filter', '/data is compressed, and its filter 40000 .* pip install hdf5plugin'),
     *((name, f"/data has netCDF's attribute {name}, so its numbers are packed")
       for name in ('scale_factor', '_FillValue', '_Unsigned'))])
@@ -326,7 +309,7 @@ def test_a_frame_is_checked_when_it_is_first_read_and_squares_that_overflow_are_
 def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
     names = dict(channels=('u', 'f'), static=('f',))
     values = write(tmp_path, **names)
-    with pytest.raises(InputError, match='trajectory 1: a static channel varies in time; leave it out'):
+    with pytest.raises(InputError, match='trajectory 1: a static channel varies in time; leave it'):
         read(opened(tmp_path), 1, 0, 4)
     round_off = 1 + 1e-7 * np.arange(8).reshape(8, 1, 1)
     values[..., 1] = values[:, :1, ..., 1] * round_off
@@ -337,12 +320,14 @@ def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
 def test_find_names_the_flag_and_the_nearest_dataset(tmp_path):
     for name, split in ('swe_pdb', 'train'), ('alpha', 'train'), ('beta', 'test'):
         write(tmp_path, name, split=split)
-    assert data.find(tmp_path) == ['alpha', 'swe_pdb'] and data.find(tmp_path, split='test') == ['beta']
+    assert data.find(tmp_path) == ['alpha', 'swe_pdb']
+    assert data.find(tmp_path, split='test') == ['beta']
     assert data.find(tmp_path, ['swe_pdb', 'alpha', 'swe_pdb']) == ['swe_pdb', 'alpha']
     for folder, names, words in (
             ('.', ['mixture_6'], '--datasets ns2d_fno_1e-5: '),     # of which only one exists
             ('.', ['dr_pdb'], "dr_pdb/train.h5; .*sources.generate makes the paper's"),
-            ('.', ['alhpa'], 'did you mean alpha'), ('alpha', [], '--data .*alpha: the folder holds no')):
+            ('.', ['alhpa'], 'did you mean alpha'),
+            ('alpha', [], '--data .*alpha: the folder holds no')):
         with pytest.raises(InputError, match=words):
             data.find(tmp_path / folder, names)
     with pytest.raises(InputError, match='--dataset alpha: .*known: beta'):
@@ -354,7 +339,7 @@ def test_the_units_of_a_dataset_are_its_mean_and_the_deviation_within_its_window
     u[..., 3] = np.arange(40).reshape(40, 1, 1, 1)                  # a number of each run
     write(tmp_path, values=u)
     units = opened(tmp_path, T=5).units
-    deviations = [0.1, 2, 1, np.arange(40).std()]                   # a channel that never varies has 1
+    deviations = [0.1, 2, 1, np.arange(40).std()]                # a channel that never varies has 1
     for found, expected in (units.mean, [P, -1, 7, 19.5]), (units.deviation, deviations):
         assert torch.equal(found[0], found[1])
         torch.testing.assert_close(found[0], torch.tensor(expected).float(), rtol=0.03, atol=0)
@@ -406,7 +391,7 @@ def test_the_share_of_a_dataset_follows_its_weight_and_not_its_size(mixture):
     draws = [windows.draw(number) for number in range(6000)]
     counts = np.bincount([k for k, *_ in draws], minlength=3)
     expected = 6000 * np.array([0.2, 0.6, 0.2])
-    assert ((counts - expected) ** 2 / expected).sum() < 13.8       # chi-squared, 2 degrees, p = 0.001
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8    # chi-squared, 2 degrees, p = 0.001
     # within a dataset trajectories and first frames are uniform: p = w_k / (|D_k| sum w)
     for k, item in enumerate(mixture):
         places = [(trajectory, start) for dataset, trajectory, start, _ in draws if dataset == k]
@@ -421,7 +406,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
     windows, again, other = (windows_of(mixture, 2, seed=seed) for seed in (0, 0, 1))
     epoch = range(16)
     assert [windows.draw(n) for n in (37, 3, 37, 11)] == [again.draw(n) for n in (37, 3, 37, 11)]
-    assert [windows.draw(n) for n in epoch] != [windows.draw(16 + n) for n in epoch], 'epochs repeat'
+    assert [windows.draw(n) for n in epoch] != [windows.draw(16 + n) for n in epoch]
     assert [windows.draw(n) for n in epoch] != [other.draw(n) for n in epoch]
     # or a run that began before would go on with other samples
     assert windows.draw(37) == (0, 3, 0, 4021533252925086350)
@@ -451,24 +436,25 @@ def test_threads_read_in_order_draw_no_random_number_and_report_what_is_damaged(
     write(tmp_path, values=np.full((5, 8, 4, 6, 2), np.nan))
     item = opened(tmp_path)
     item.units = data.Units.none(2)
-    line = r'^[^\n]*own/train.h5: trajectory \d, frame \d, channel 0, [^\n]*: nan is not finite[^\n]*$'
+    line = r'^[^\n]*own/train.h5: trajectory \d, frame \d, channel 0, [^\n]*: nan is not [^\n]*$'
     with pytest.raises(InputError, match=line):
         next(data.batches(windows_of([item], 2, [1]), [[0]], cpu, readers))
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 6])
 def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_size):
-    ranks = [[*data.numbers_of_rank(range(5, 9), 12, rank, world_size)] for rank in range(world_size)]
+    def numbers_of(steps, *rank):
+        return [*data.numbers_of_rank(steps, 12, *rank)]
+    ranks = [numbers_of(range(5, 9), rank, world_size) for rank in range(world_size)]
     for step, parts in zip(range(5, 9), zip(*ranks)):
         assert {len(part) for part in parts} == {12 // world_size}
         assert sorted(n for part in parts for n in part) == [*range(step * 12, step * 12 + 12)]
-    resumed = [*data.numbers_of_rank(range(7, 9), 12)]
-    assert [*data.numbers_of_rank(range(5, 9), 12)][2:] == resumed, 'a resumed run has the same samples'
+    assert numbers_of(range(5, 9))[2:] == numbers_of(range(7, 9)), 'of a resumed run'
     numbers = data.numbers_of_rank(range(10 ** 9), 8, rank=1, world_size=2, parts=2)    # not listed
     assert [next(numbers) for _ in range(3)] == [range(4, 6), range(6, 8), range(12, 14)]
 
 
-def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_noise(mixture, tmp_path):
+def test_a_batch_is_ordered_by_grid_and_keeps_samples_with_dataset_and_noise(mixture, tmp_path):
     values = coded(4, 8, 2)
     values[..., 1] = values[:, :1, ..., 1]
     write(tmp_path, 'other', values, channels=('u', 'mask'), static=('mask',))
@@ -479,8 +465,8 @@ def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_
     rows = [window for part in batch.windows for window in part]
     samples = {draw[3]: draw[:3] for draw in map(windows.draw, range(20))}
     ks = []
-    for window, floor, evolving, (seed, channels) in zip(rows, batch.floor, batch.evolving, batch.noise,
-                                                         strict=True):
+    of_samples = rows, batch.floor, batch.evolving, batch.noise
+    for window, floor, evolving, (seed, channels) in zip(*of_samples, strict=True):
         k, trajectory, first = samples[seed]
         ks.append(k)
         assert np.array_equal(window[..., :2], read(sets[k], trajectory, first, first + 5))
@@ -492,10 +478,11 @@ def test_a_batch_is_ordered_by_grid_and_keeps_every_sample_with_its_dataset_and_
 
 @pytest.mark.parametrize('own, C', [(0.0, 3), (1.0, 3), (0.0, 2), (1.0, 2)])
 def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture, own, C):
-    mixture = mixture[:None if C == 3 else 1]                   # 2: nothing is padded or put side by side
+    mixture = mixture[:None if C == 3 else 1]             # 2: nothing is padded or put side by side
     scale = torch.tensor([2.0, 4.0])
     for k, item in enumerate(mixture):
-        item.units = data.Units(torch.full((2, 2), 7.0 * k), scale.expand(2, 2), torch.full((2,), own))
+        means = torch.full((2, 2), 7.0 * k)
+        item.units = data.Units(means, scale.expand(2, 2), torch.full((2,), own))
     windows = windows_of(mixture, C, WEIGHTS[:len(mixture)], normalize=True)
     stored = windows[range(20)]
     batch = stored.to('cpu')
@@ -522,6 +509,6 @@ def test_resize_interpolates_a_linear_field_exactly():
     out = data.resize(u, (16, 16))
     fine = (torch.arange(16.) + 0.5) / 2
     expected = 2 * fine[:, None] - 3 * fine[None]
-    inner = slice(1, -1)                                                # the rim is extrapolated flat
+    inner = slice(1, -1)                                              # the rim is extrapolated flat
     torch.testing.assert_close(out[1, 2, inner, inner, 1], expected[inner, inner])
     assert torch.equal(data.resize(u, (8, 8)), u)

@@ -204,10 +204,12 @@ def test_an_error_of_a_channel_at_rest_counts_at_most_as_one_and_has_a_slope(res
     assert train.loss_of(torch.full((1, 8, 8, 1), rest), batch, loss, normalize=True) == 0
 
 
-@pytest.mark.parametrize('loss, C', [pytest.param('relative', 2, marks=pytest.mark.slow), ('change', 3)])
+@pytest.mark.parametrize('loss, C', [
+    pytest.param('relative', 2, marks=pytest.mark.slow), ('change', 3)])
 def test_a_channel_at_rest_in_half_of_the_trajectories_learns_to_rest_and_a_constant_one_rests(
         trained, loss, C):
-    u = np.concatenate([waves(24), waves(24, seed=1), np.full((24, 10, 16, 16, 1), 7.0)], -1)[..., :C]
+    constant = np.full((24, 10, 16, 16, 1), 7.0)
+    u = np.concatenate([waves(24), waves(24, seed=1), constant], -1)[..., :C]
     u[:, :, ..., 1] *= np.arange(24).reshape(24, 1, 1, 1) % 2
     trained({'u': u}, '--steps', 200, '--loss', loss)
     off = evaluate.rollout(evaluate.load(trained.folder / 'out'), u[:6, :3], 1)[:, 0] - u[:6, 3]
