@@ -122,6 +122,7 @@ NORMAL = normal(3, 8, 4, 6, 1)
 @pytest.mark.parametrize('u, said', [
     (P + 0.02 * NORMAL, 'loses 11.[0-9]%; subtract the mean'), (2 ** 25 + NORMAL.round(), 'loses'),
     (1e-50 * NORMAL, 'loses 100'), (P + 1e-4 * NORMAL, 'loses 100'), (P + 9 * NORMAL, ''),
+    (1e6 * np.arange(3).reshape(3, 1, 1, 1, 1) + NORMAL / 1e3, ''),     # of each trajectory
     (np.full(NORMAL.shape, 0.1), ''), (np.ones(NORMAL.shape, bool), '')])
 def test_what_float32_takes_is_said_and_if_it_is_all_it_is_refused(tmp_path, capsys, u, said):
     refused = ''
