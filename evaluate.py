@@ -61,8 +61,8 @@ def trained_on(model):
 class Predictor:
     """A model as a time stepper of one dataset: `step` maps a state to the next.
 
-    dataset: a data.Trajectories or a data.FrameLayout. Its units are those of the training, if that
-        knew it.
+    dataset: a data.Trajectories, or anything with its name, space, evolving and units. Its units
+        are those of the training, if that knew it.
     """
 
     def __init__(self, model, dataset, device, dtype='fp32'):
@@ -119,7 +119,7 @@ class Predictor:
     def prediction(self, state):
         """The newest frame of a state, native, in the channels that evolve: (B, *space', C'')."""
         u = state[:, -1:] * self.units.deviation[1] + self.units.mean[1]
-        return data.to_native(u, self.dataset)[:, 0]
+        return data.resize(u[..., self.dataset.evolving], self.dataset.space)[:, 0]
 
 
 # -------------------------------------------------------------------------- frames of one's own
@@ -186,11 +186,12 @@ def real_values(values, name):
 
 
 def layout_of(model, values, dataset):
-    """The data.FrameLayout of frames (N, T, *space', C') of a dataset of the training, '': of any.
+    """Name, space, units and evolving channels of frames (N, T, *space', C') of a dataset.
 
-    Its units are those of the training, if all that fits has the same, and else of the frames by
-    themselves; a channel that never varies in these has the mean deviation of the training. Raises
-    InputError if nothing fits, or what fits has other channels that evolve.
+    dataset: of the training, '': any of it that fits. The units are those of the training, if all
+        that fits has the same, and else of the frames by themselves; a channel that never varies in
+        these has the mean deviation of the training.
+    Raises InputError if nothing fits, or what fits has other channels that evolve.
     """
     C = values.shape[-1]
     trained = trained_on(model)
@@ -216,7 +217,7 @@ def layout_of(model, values, dataset):
         if model.config.normalize:
             warn('rollout: without dataset=, the frames get mean 0 and deviation 1 by their own '
                  'numbers')
-    return data.FrameLayout(dataset, tuple(values.shape[2:-1]), ways[0], units)
+    return Namespace(name=dataset, space=values.shape[2:-1], evolving=ways[0], units=units)
 
 
 def warn_if_far(header, values):

@@ -192,7 +192,7 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
         raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples in each '
                          'process; lower --batch_size instead of --accumulate')
     saved = resumed or pretrained or {}
-    headers = data.read_headers(command.run.data, command.run.datasets)
+    headers = {name: data.read_headers(Path(command.run.data, name)) for name in command.run.datasets}
     for dataset in datasets:
         before = saved.get('data', {}).get(dataset.name, {}).get('train', {})
         named = before.get('source') and dataset.header['source']

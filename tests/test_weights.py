@@ -39,7 +39,7 @@ def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
     assert 'generating' in printed and 'generating' not in again
     assert again.splitlines()[-2:] == printed.splitlines()[-2:]
     code, error, _ = call(['--device', 'cpu', '--data', 'elsewhere'], evaluate)
-    assert code == 2 and error.startswith('error: --data elsewhere: no such folder; name another')
+    assert code == 2 and error.startswith('error: --data elsewhere: the folder holds no')
 
 
 def test_a_long_rollout_makes_the_data_of_one_family_and_nothing_else(fresh, call):

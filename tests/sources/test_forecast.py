@@ -24,7 +24,7 @@ def waves(H, W, N):
 def header_of(call, folder, *flags):
     code, error, _ = call(['mine', '--data', folder / 'data', *flags], prepare)
     assert code == 0, error
-    return data.read_headers(folder / 'data', ['mine'])['mine']['train']
+    return data.read_headers(folder / 'data/mine')['train']
 
 
 @pytest.mark.parametrize('layout', ['NTXYC', 'TCYX', 'NTXY', 'YXT'])
