@@ -99,7 +99,7 @@ def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatc
     code, error, printed = call(['mine', *flags], prepare)
     assert code == 0 and '60 files are joined as trajectories (N): run_0.nc ... run_59.nc' in printed, error
     assert 'dt 0.25, as in the files' in printed and 'phase is static, a number' in printed
-    header = data.read_headers('data', ['mine'])['mine']['train']
+    header = data.read_headers('data/mine')['train']
     assert (header['shape'], header['dt'], header['static']) == ([48, 8, 16, 24, 3], 0.25, ['mask', 'phase'])
     assert (header['layout'], header['variables']) == ('TYX mask=YX phase=', ['u', 'mask', 'phase'])
     with h5py.File('data/mine/train.h5') as file:
