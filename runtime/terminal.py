@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import torch
 from tqdm import tqdm
 
-from configs import BOUNDS, InputError, nearest, show
+from configs import InputError, nearest, show
 
 # which end a command, and a training once it is saved: what schedulers send, and what comes when a reader of stdout,
 # such as `head`, goes away
@@ -37,11 +37,9 @@ class Parser(argparse.ArgumentParser):
         """
         group = self.add_argument_group(title)
         for field in dataclasses.fields(config):
-            if field.name in without or not field.metadata.get('flag', True):
+            if field.name in without or not field.metadata['flag']:
                 continue
-            options = dict(field.metadata)
-            for name in ('flag', *BOUNDS):                              # which are none of argparse
-                options.pop(name, None)
+            options = dict(field.metadata['options'])
             value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:

@@ -383,7 +383,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('own.npz --variables u --layout NTHW --channels a b', '--channels a b: there are 1 channels, u'),
     ('own.npz --variables u --layout NTHW --test .95', '5 trajectories are too few for --test 0.95 and --valid 0.1'),
     ('own.npz --variables u --layout NTHW --valid=-0.05', '--valid -0.05 must be at least 0'),
-    ('own.npz --variables u --layout NTHW --test nan', '--test nan must be a finite number'),
+    ('own.npz --variables u --layout NTHW --test nan', '--test nan must be at least 0'),
     ('own.npz --variables u --layout NTHW --seed=-1', '--seed -1 must be at least 0'),
     ('own.npz --variables u --layout NTHW --frames 7', '--frames 7: the longest trajectory has 6'),
     ('own.npz --variables w --layout NTHW', '--variables w: not in '),
