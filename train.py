@@ -233,8 +233,7 @@ def announce(model, windows, sampling, command, processes):
     run = command.run
     hardware = f'{processes.world_size} x {processes.device.type}'
     if run.compile != 'off':
-        form = 'compiled as CUDA graphs' if run.compile == 'graphs' else 'compiled'
-        hardware += f', {form} before the first step, which takes a minute or two'
+        hardware += ', compiled before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
     if model.config.experts:
         size += f', {experts.activated(model):,} of them activated'
@@ -425,7 +424,7 @@ def run_to_the_end(training, processes):
         signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills the process
     log.go_on()                                                 # compiling does not count
     with terminal.handling(terminal.SIGNALS, note), closing(batches):
-        stop = fit(training, network, log.timed(batches), log, arrived, processes)
+        stop = fit(training, network, batches, log, arrived, processes)
     if stop:
         processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue with the same '
                         f'command and --resume')
