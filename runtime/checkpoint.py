@@ -44,7 +44,7 @@ def load_file(path):
     path = Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
     if not path.is_file():
         raise InputError(f'{path}: there is no such checkpoint')
-    with files.naming(path, 'damaged, or no checkpoint of train.py, DPOT or MoE-POT', OF_CHECKPOINTS):
+    try:
         damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None     # not those of DPOT
         if damaged:
             raise ValueError(f'the checksum of {damaged} is wrong')
@@ -55,7 +55,10 @@ def load_file(path):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
         ModelConfig(**saved['config']['model'])
-        require_finite(saved['model'], path)
+    except OF_CHECKPOINTS as error:
+        cause = ' '.join(str(error).split())[:200]
+        raise InputError(f'{path}: damaged, or no checkpoint of train.py, DPOT or MoE-POT ({cause})') from None
+    require_finite(saved['model'], path)
     return saved
 
 

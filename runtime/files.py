@@ -26,7 +26,7 @@ def naming(path, problem='cannot be read', errors=OF_FILES):
         cause = str(error)
         if getattr(error, 'errno', None):
             cause = error.strerror or os.strerror(error.errno)          # HDF5's own words, or those of the system
-        cause = ' '.join(cause.split())[:300] or repr(error)
+        cause = ' '.join(cause.split()) or repr(error)
         raise InputError(f'{path}: {problem} ({cause})') from error
 
 

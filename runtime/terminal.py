@@ -9,7 +9,6 @@ import traceback
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 
-import torch
 from tqdm import tqdm
 
 from configs import InputError, nearest, show
@@ -100,7 +99,9 @@ def cli(main):
         end(128 + signal.SIGPIPE)
     except (InputError, FloatingPointError) as error:
         fail(str(error))
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or 'out of memory' in str(error)):
+            raise
         fail(f'too little memory ({str(error).splitlines()[0]}); a smaller --size or --batch_size needs less, and in '
              f'train.py a larger --accumulate')
     except OSError as error:

@@ -45,8 +45,7 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     assert sorted(path.name for path in out.iterdir()) == ['config.json', 'last.pt', 'lock', 'log.jsonl']
     config = json.loads((out / 'config.json').read_text())
     assert config['model']['width'] == 16 and config['data'] == saved['data'] and config['steps'] == 4
-    assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'data_wait',
-            'gpu_memory_mb'} <= log(out)[0].keys()
+    assert {'step', 'epoch', 'loss', 'lr', 'grad_norm', 'samples_per_s', 'gpu_memory_mb'} <= log(out)[0].keys()
 
 
 def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solutions(tmp_path, call, refused):
