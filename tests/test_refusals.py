@@ -91,7 +91,7 @@ COMMANDS = {
         (train, 'RUN --out weights --resume', 'weights/last.pt: weights without a run to resume, or a run of another'),
     ],
     'checkpoints': [
-        (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or no checkpoint of train.py, DPOT or MoE-POT (Weigh'),
+        (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or no checkpoint of train.py, DPOT or MoE-POT'),
         (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
         (evaluate, '--checkpoint /dev/zero', '/dev/zero: there is no such checkpoint'),
         (train, 'RUN --init_from out/unet', 'out/unet/last.pt: the weights of --network UNet do not fit aotpot'),

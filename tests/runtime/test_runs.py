@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -270,6 +271,12 @@ def test_a_run_of_another_version_is_refused_in_a_line_that_names_what_to_do(beg
     refused(command(folder, begun, '--resume', steps=8)[1:], f'{begun}/last.pt: weights without a run to resume, or a '
             'run of another version; start another --out from them with --init_from')
     assert contents(begun) == before
+
+
+def test_processes_that_find_other_runs_refuse_to_train(begun):
+    two = SimpleNamespace(world_size=2, sum=lambda hashes: 2 * hashes + 1)
+    with pytest.raises(configs.InputError, match=f'--resume of {begun} at step 8: another process has another value'):
+        runs.checkpoint_to_resume(SimpleNamespace(out=begun, resume=True), two)
 
 
 def test_what_a_command_does_not_give_is_that_of_the_run(begun, folder, call):
