@@ -17,7 +17,7 @@ import evaluate
 import helpers
 import train
 from conftest import ROOT
-from helpers import TINY, command, free_port, log, read, run, same, travelling, write, write_two
+from helpers import TINY, command, exit_code, fork, free_port, log, read, run, same, travelling, write, write_two
 from nets.build import build
 from runtime import checkpoint, distributed
 from sources import generate
@@ -76,22 +76,32 @@ terminal.cli(train.main)
 """
 
 
-@pytest.mark.parametrize('flags', [['--accumulate', 2, '--optimizer', 'muon'], *(
-    pytest.param(flags, marks=pytest.mark.slow) for flags in ([], ['--compile', 'on']))])
-def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, tmp_path, torchrun, call):
+@pytest.mark.parametrize('flags', [['--accumulate', 2, '--optimizer', 'muon'],
+                                   pytest.param(['--compile', 'on'], marks=pytest.mark.slow)])
+def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, tmp_path, torchrun, monkeypatch, call):
     one, two = tmp_path / 'one', tmp_path / 'two'
     code, _, printed = call(command(folder, one, *flags[2:], steps=8)[1:])
     assert code == 0
-    (tmp_path / 'worker.py').write_text(UNCOMPILED)
-    done = torchrun.run(tmp_path / 'worker.py', ROOT, *command(folder, two, *flags, steps=8)[1:])
-    assert done.returncode == 0 and 'warning' not in done.stderr.lower(), done.stderr
+    flags = command(folder, two, *flags, steps=8)
+    if '--compile' in flags:
+        (tmp_path / 'worker.py').write_text(UNCOMPILED)
+        done = torchrun.run(tmp_path / 'worker.py', ROOT, *flags[1:])
+        assert done.returncode == 0 and 'warning' not in done.stderr.lower(), done.stderr
+        of_two = done.stdout
+    else:
+        monkeypatch.setattr(sys, 'argv', [*map(str, flags)])
+        port = free_port()
+        processes = [fork(train.main, tmp_path / f'{rank}.txt', rank, port) for rank in range(2)]
+        of_two, other = ((tmp_path / f'{rank}.txt').read_text() for rank, process in enumerate(processes)
+                         if exit_code(process) == 0)
+        assert not other, 'one process prints'
     a, b = ([line['loss'] for line in log(out)] for out in (one, two))
     assert len(a) == len(b) == 8
     np.testing.assert_allclose(a, b, rtol=1e-5)
     a, b = ([line['test'] for line in log(out) if 'test' in line] for out in (one, two))
     assert len(a) == 2
     np.testing.assert_allclose(a, b, rtol=1e-4)
-    for own, other in zip(printed.splitlines()[-3:-1], done.stdout.splitlines()[-3:-1], strict=True):
+    for own, other in zip(printed.splitlines()[-3:-1], of_two.splitlines()[-3:-1], strict=True):
         for a, b in zip(own.split(), other.split(), strict=True):       # the gradients are summed in another order
             assert a == b or float(a) == pytest.approx(float(b), rel=1e-3), f'{own} is not {other}'
     weights = torch.load(two / 'last.pt', weights_only=True)['model']
