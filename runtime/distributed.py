@@ -114,11 +114,7 @@ def barrier(processes):
 
 
 def data_parallel(network, processes):
-    """The network whose backward pass averages the gradients over all processes, if there are
-    several.
-
-    It is compiled beforehand, and the gradients exist, so that they stay where they are.
-    """
+    """The network, compiled beforehand, whose backward pass averages the gradients over all processes."""
     if processes.world_size == 1:
         return network
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)

@@ -15,7 +15,6 @@ FORMAT = 1                      # of last.pt; a change of what it holds gets ano
 # change nothing that is computed; its datasets are compared with their files
 OF_THE_MACHINE = {'out', 'device', 'compile', 'resume'}
 MAY_DIFFER = {*OF_THE_MACHINE, 'data', 'datasets', 'workers', 'save_every', 'log_every', 'keep'}
-CHECKPOINTS = 'init_from', 'checkpoint', 'channel_maps'         # flags that name one
 
 
 @dataclass
@@ -72,13 +71,11 @@ def taken_over(command, saved):
     now = flat(settings_of(command))
     before = flat(settings)
     for name in sorted(command.given - MAY_DIFFER):
-        pair = now[name], before.get(name, '')
-        if name in CHECKPOINTS:                             # by any path to it, even if it is gone
-            pair = [path and str(Path(path).resolve()).removesuffix('/last.pt') for path in pair]
-        if pair[0] != pair[1]:
-            raise InputError(f'--{name} {show(now[name]) or "(none)"}: the run to resume has '
-                             f'{show(before.get(name, "")) or "none"}; repeat its command, or begin another --out, '
-                             f'from its weights with --init_from or in finetune.py with --checkpoint')
+        one, other = show(now[name]), show(before.get(name, ''))
+        if one != other:
+            raise InputError(f'--{name} {one or "(none)"}: the run to resume has {other or "none"}; repeat its command, '
+                             f'or begin another --out, from its weights with --init_from or in finetune.py with '
+                             f'--checkpoint')
     kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
     return command._replace(
         model=ModelConfig(**settings['model']), recipe=TrainConfig(**settings['train']),
@@ -86,17 +83,14 @@ def taken_over(command, saved):
 
 
 def require_same_data(before, now, folder):
-    """Raise InputError for the first difference between the headers of the data of a run and those now.
-    """
+    """Raise InputError for the first of {dataset: headers of its files} that differs from that of a run."""
     if [*before] != [*now]:
         raise InputError(f'--datasets {" ".join(now)}: the run to resume has {" ".join(before)}')
-    for name, split in ((name, split) for name in now for split in ('test', 'valid', 'train')):
-        one, other = before[name].get(split, {}), now[name].get(split, {})
-        for what in {**one, **other}:
-            if one.get(what) != other.get(what):
-                raise InputError(f'--resume: the data in {folder} are not those of the run: the {what} of '
-                                 f'{name}/{split}.h5 was {one.get(what)!r}, is {other.get(what)!r}; restore them, or '
-                                 f'choose another --out')
+    for name, headers in now.items():
+        for split in ('test', 'valid', 'train'):
+            if headers.get(split) != before[name].get(split):
+                raise InputError(f'--resume: {folder}/{name}/{split}.h5 is not the file of the run, but has other '
+                                 f'fields or attributes; restore it, or choose another --out')
 
 
 # ---------------------------------------------------------------------------------------- its files

@@ -126,19 +126,16 @@ def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, be
     assert contents(begun) == before
 
 
-@pytest.mark.parametrize('attributes, words', [
-    ({'t_test': 3}, 'the t_test of own/test.h5 was 4.0, is 3.0'),
-    ({'source': 'x'}, "the source of own/test.h5 was '', is 'x'"),
-    ({'channels': ('v', 'u', 'c')}, "the channels of own/test.h5 was ['u', 'v', 'c'], is ['v', 'u', 'c']"),
-    ({'N': 7}, 'the shape of own/train.h5 was [6, 9, 16, 16, 3], is [7, 9, 16, 16, 3]'),
-    ({'valid': 2}, "the source of own/valid.h5 was None, is ''")])
-def test_data_that_are_not_those_of_the_run_are_refused(attributes, words, begun, folder, refused):
+@pytest.mark.parametrize('attributes, split', [
+    ({'t_test': 3}, 'test'), ({'source': 'x'}, 'test'), ({'channels': ('v', 'u', 'c')}, 'test'),
+    ({'N': 7}, 'train'), ({'valid': 2}, 'valid')])
+def test_data_that_are_not_those_of_the_run_are_refused(attributes, split, begun, folder, refused):
     attributes = dict(channels=('u', 'v', 'c'), static=('c',), t_test=4) | attributes
     counts = {'train': attributes.pop('N', 6), 'test': 3, 'valid': attributes.pop('valid', 0)}
-    for split in filter(counts.get, counts):
-        write(folder, 'own', travelling(counts[split], 9, 16, 3, 0.4), split, **attributes)
+    for name in filter(counts.get, counts):
+        write(folder, 'own', travelling(counts[name], 9, 16, 3, 0.4), name, **attributes)
     flags = command(folder, begun, '--resume', steps=8)[1:]
-    refused(flags, f'--resume: the data in {folder} are not those of the run: {words}; restore them, or choose')
+    refused(flags, f'--resume: {folder}/own/{split}.h5 is not the file of the run, but has other fields or attributes')
 
 
 def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun, capsys):
