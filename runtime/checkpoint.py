@@ -23,8 +23,8 @@ torch.serialization.add_safe_globals([argparse.Namespace])         # which holds
 
 
 # what is raised for bytes that are no checkpoint, and for tensors and plain types that are none of ours
-OF_CHECKPOINTS = (*files.OF_FILES, AttributeError, EOFError, IndexError, RuntimeError, TypeError, pickle.UnpicklingError,
-                  zipfile.BadZipFile)
+OF_CHECKPOINTS = (*files.OF_FILES, AttributeError, EOFError, IndexError, RuntimeError, TypeError,
+                  pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def require_finite(weights, path, advice=''):

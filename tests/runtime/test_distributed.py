@@ -33,10 +33,10 @@ def test_half_of_what_torchrun_sets_is_one_line(monkeypatch):
 
 def test_a_wait_for_processes_ends_at_a_signal_and_those_of_different_commands_are_refused_on_all_of_them(tmp_path):
     """A wait for nobody, no store, an address without a host, a dead one, two of one rank, another WORLD_SIZE."""
-    names = map(str, range(20))
+    paths = (tmp_path / str(i) for i in range(20))
 
     def start(rank, port, settings=None, **options):
-        return fork(lambda: distributed.setup('cpu', 0, settings) and None, tmp_path / next(names), rank, port, **options)
+        return fork(lambda: distributed.setup('cpu', 0, settings) and None, next(paths), rank, port, **options)
     alone, late, died, twice, sizes, other = (free_port() for _ in range(6))
     with socket.create_server(('127.0.0.1', 0)) as silent:              # which never answers
         waiting = [start(1, silent.getsockname()[1]), start(0, alone), start(1, late),

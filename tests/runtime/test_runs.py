@@ -147,32 +147,6 @@ def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun, c
         log(begun)
 
 
-def test_a_resumed_run_lets_its_checkpoint_go_and_leaves_a_line_for_every_line_of_its_log(
-        begun, folder, monkeypatch, call):
-    kept = []
-    load_file = checkpoint.load_file
-    monkeypatch.setattr(checkpoint, 'load_file', lambda path: kept.append(load_file(path)) or kept[-1])
-    out = begun.rename(begun.with_name('half'))
-    saved = torch.load(out / 'last.pt', weights_only=True)
-    steps = []
-    at_step(6, lambda: steps.append(len(kept[0])), monkeypatch)
-    torch.save({**saved, 'step': 4, 'scored': 4}, out / 'last.pt')
-    code, error, printed = call(command(folder, out, '--resume', steps=8)[1:])
-    assert code == 0 and steps == [0], 'of the dict nothing is left while the run goes on'
-    numbers = r'loss \d\.\d{4}, lr \d\.\d\de-\d\d, \d+ ms, \d+ samples/s\n'
-    assert re.findall(rf'step (\d)/8: {numbers}', printed) == ['5', '6', '7', '8']
-    assert not error and '\r' not in printed, 'no bar where there is no terminal'
-
-
-def test_a_run_goes_on_on_another_device(begun, folder, call):
-    """That of a GPU was compiled, which a CPU is not by default."""
-    saved = torch.load(begun / 'last.pt', weights_only=True)
-    saved['config']['run'].update(compile='graphs', device='cuda')
-    torch.save(saved, begun / 'last.pt')
-    code, error, _ = call(command(folder, begun, '--resume', steps=8)[1:])
-    assert code == 0, error
-
-
 def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another(folder, tmp_path, monkeypatch, call):
     monkeypatch.setattr(distributed, 'WIDE', 16)                                # the width of the network
     monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: True)
@@ -276,12 +250,15 @@ def test_processes_that_find_other_runs_refuse_to_train(begun):
         runs.checkpoint_to_resume(SimpleNamespace(out=begun, resume=True), two)
 
 
-def test_what_a_command_does_not_give_is_that_of_the_run(begun, folder, call):
-    """Here none of its flags but --out, and another --log_every."""
+def test_what_a_command_does_not_give_is_that_of_the_run_but_for_the_machine(begun, folder, call):
+    """Here none of its flags but --out, and another --log_every; it was compiled on a GPU."""
     saved = torch.load(begun / 'last.pt', weights_only=True)
+    saved['config']['run'].update(compile='graphs', device='cuda')
     torch.save({**saved, 'step': 4, 'scored': 4}, begun / 'last.pt')
     code, error, printed = call(['--out', begun, '--resume', '--log_every', 2, '--device', 'cpu'])
     assert code == 0 and [int(step) for step in re.findall(r'step (\d)/8: loss', printed)] == [6, 8], error
     before, now = saved['config'], torch.load(begun / 'last.pt', weights_only=True)['config']
     assert all(now[part] == before[part] for part in ('size', 'model', 'train', 'finetune'))
-    assert {name for name in now['run'] if now['run'][name] != before['run'][name]} <= {'log_every', 'out', 'resume'}
+    assert {name for name in now['run'] if now['run'][name] != before['run'][name]} <= {
+        'log_every', 'out', 'resume', 'device', 'compile'}
+    assert not error and '\r' not in printed, 'no bar where there is no terminal'
