@@ -413,7 +413,6 @@ def run_to_the_end(training, processes):
         with autocast(run, processes.device):
             processes.print(memory.forecast(model, samples, run.accumulate))
     compiled = compile_model(model.train(), run, samples, processes.device)
-    network = distributed.data_parallel(compiled, processes)
     numbers = data.numbers_of_rank(range(progress.step, recipe.steps), recipe.batch_size, processes.rank,
                                    processes.world_size, run.accumulate)
     batches = data.batches(windows, numbers, processes.device, run.workers)
@@ -424,7 +423,8 @@ def run_to_the_end(training, processes):
         signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills the process
     log.go_on()                                                 # compiling does not count
     with terminal.handling(terminal.SIGNALS, note), closing(batches):
-        stop = fit(training, network, batches, log, arrived, processes)
+        # no name for the network of several processes: it has to go before the group that it uses, or both may wait
+        stop = fit(training, distributed.data_parallel(compiled, processes), batches, log, arrived, processes)
     if stop:
         processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue with the same '
                         f'command and --resume')

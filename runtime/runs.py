@@ -73,9 +73,9 @@ def taken_over(command, saved):
     for name in sorted(command.given - MAY_DIFFER):
         one, other = show(now[name]), show(before.get(name, ''))
         if one != other:
-            raise InputError(f'--{name} {one or "(none)"}: the run to resume has {other or "none"}; repeat its command, '
-                             f'or begin another --out, from its weights with --init_from or in finetune.py with '
-                             f'--checkpoint')
+            raise InputError(f'--{name} {one or "(none)"}: the run to resume has {other or "none"}; repeat its '
+                             f'command, or begin another --out, from its weights with --init_from or in '
+                             f'finetune.py with --checkpoint')
     kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
     return command._replace(
         model=ModelConfig(**settings['model']), recipe=TrainConfig(**settings['train']),

@@ -3,7 +3,7 @@ import json
 import math
 import os
 import shutil
-import subprocess
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ import evaluate
 import helpers
 import train
 from conftest import ROOT
-from helpers import TINY, command, exit_code, fork, free_port, log, read, run, same, travelling, write, write_two
+from helpers import TINY, at_step, command, log, read, run, same, travelling, write, write_two
 from nets.build import build
 from runtime import checkpoint, distributed
 from sources import generate
@@ -64,6 +64,14 @@ def test_a_normalised_run_on_a_steady_dataset_predicts_in_the_units_of_its_solut
     assert call([*flags, 'steady', 'moving', '--resume'])[0] == 0, 'a run that continues'
 
 
+def in_two_processes(flags, folder, monkeypatch):
+    """Train in two processes: their exit codes, and what each has printed."""
+    monkeypatch.setattr(sys, 'argv', [*map(str, flags)])
+    port = helpers.free_port()
+    processes = [helpers.fork(train.main, folder / f'{rank}.txt', rank, port) for rank in range(2)]
+    return [helpers.exit_code(process) for process in processes], [(folder / f'{rank}.txt').read_text() for rank in range(2)]
+
+
 # the C++ compiler would take minutes; what is captured, differentiated and averaged is the same without it
 UNCOMPILED = """
 import functools, sys
@@ -89,18 +97,12 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, t
         assert done.returncode == 0 and 'warning' not in done.stderr.lower(), done.stderr
         of_two = done.stdout
     else:
-        monkeypatch.setattr(sys, 'argv', [*map(str, flags)])
-        port = free_port()
-        processes = [fork(train.main, tmp_path / f'{rank}.txt', rank, port) for rank in range(2)]
-        of_two, other = ((tmp_path / f'{rank}.txt').read_text() for rank, process in enumerate(processes)
-                         if exit_code(process) == 0)
-        assert not other, 'one process prints'
-    a, b = ([line['loss'] for line in log(out)] for out in (one, two))
-    assert len(a) == len(b) == 8
-    np.testing.assert_allclose(a, b, rtol=1e-5)
-    a, b = ([line['test'] for line in log(out) if 'test' in line] for out in (one, two))
-    assert len(a) == 2
-    np.testing.assert_allclose(a, b, rtol=1e-4)
+        codes, (of_two, other) = in_two_processes(flags, tmp_path, monkeypatch)
+        assert codes == [0, 0] and not other, other
+    for kind, count, rtol in (('loss', 8, 1e-5), ('test', 2, 1e-4)):
+        a, b = ([line[kind] for line in log(out) if kind in line] for out in (one, two))
+        assert len(a) == count
+        np.testing.assert_allclose(a, b, rtol=rtol)
     for own, other in zip(printed.splitlines()[-3:-1], of_two.splitlines()[-3:-1], strict=True):
         for a, b in zip(own.split(), other.split(), strict=True):       # the gradients are summed in another order
             assert a == b or float(a) == pytest.approx(float(b), rel=1e-3), f'{own} is not {other}'
@@ -109,64 +111,22 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, t
     assert all(value.isfinite().all() for value in weights.values())
 
 
-WORKER = """
-import os, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-import train
-from runtime import terminal
-schedule = train.one_cycle
-def one_cycle(step, *rest):
-    for name, number in (('stop', signal.SIGTERM), ('kill', signal.SIGKILL)):
-        if os.environ['RANK'] == '1' and os.path.exists(f'{name}{step}'):
-            os.remove(f'{name}{step}')
-            os.kill(os.getpid(), number)
-    return schedule(step, *rest)
-train.one_cycle = one_cycle
-terminal.cli(train.main)
-"""
-
-
-def start(arguments, folder, **environment):
-    """Start Python in `folder`; what it prints goes to a file there, which is returned too."""
-    file = folder / f'{len(list(folder.glob("*.txt")))}.txt'
-    with open(file, 'w') as printed:
-        return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=folder, stdout=printed,
-                                stderr=subprocess.STDOUT, env={**os.environ, **environment}), file
-
-
-@pytest.mark.slow
-def test_a_run_on_two_nodes_survives_a_signal_and_two_kills_with_the_weights_of_an_undisturbed_one(
-        folder, tmp_path, torchrun):
+def test_a_run_of_two_processes_survives_a_signal_and_a_kill_of_one_with_the_weights_of_an_undisturbed_one(
+        folder, tmp_path, monkeypatch):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    for place in (whole, broken):
-        place.mkdir()
-        (place / 'worker.py').write_text(WORKER)
-    worker = ['worker.py', ROOT, *TINY, '--data', folder, '--out', 'out', '--steps', 30, '--save_every', 6,
-              '--resume']
-    node = ['-m', 'torch.distributed.run', '--nnodes=2', '--nproc_per_node=1', '--max_restarts=3',
-            '--rdzv_backend=c10d', f'--rdzv_endpoint=127.0.0.1:{free_port()}', '--monitor_interval=0.1']
-    # otherwise torchrun keeps its store, in which restarted processes may find the addresses of the dead ones
-    fresh_store = dict(TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
-    for place in ('stop4', 'kill8', 'kill15'):
-        (broken / place).touch()
-    stopped = torchrun.run(*worker, cwd=broken)
-    assert stopped.returncode and 'stopped by SIGTERM at step 5; continue with' in stopped.stdout, 'one process got it'
-    started = [start([*node, *worker], broken, **fresh_store) for _ in range(2)]
-    try:
-        for process, file in started:
-            assert process.wait(240) == 0, file.read_text()
-        printed = ''.join(file.read_text() for _, file in started)
-        assert 'exitcode: -9' in printed and printed.count('global batch 4 -> out') == 3    # the start and two restarts
-
-        done = torchrun.run(*worker, cwd=whole)
-        assert done.returncode == 0, done.stderr
-    finally:
-        for process, _ in started:
-            process.terminate()         # torchrun then ends its own processes too
-            process.wait(240)
-    a, b = (torch.load(place / 'out/last.pt', weights_only=True) for place in (whole, broken))
-    assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'rng')) and a['step'] == 30
-    assert [line['loss'] for line in log(whole / 'out')] == [line['loss'] for line in log(broken / 'out')]
+    assert in_two_processes(command(folder, whole, steps=12), tmp_path, monkeypatch)[0] == [0, 0]
+    resume = command(folder, broken, '--resume', steps=12)
+    for step, number, ends in ((3, signal.SIGTERM, [143, 143]), (7, signal.SIGKILL, [1, -9])):
+        with monkeypatch.context() as patch:
+            at_step(step, lambda: os.environ['RANK'] == '1' and signal.raise_signal(number), patch)
+            codes, (printed, _) = in_two_processes(resume, tmp_path, monkeypatch)
+        assert codes == ends, printed
+        assert number == signal.SIGKILL or 'stopped by SIGTERM at step 3; continue with' in printed
+    assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 4
+    assert in_two_processes(resume, tmp_path, monkeypatch)[0] == [0, 0]
+    a, b = (torch.load(out / 'last.pt', weights_only=True) for out in (whole, broken))
+    assert all(same(a[key], b[key]) for key in ('model', 'optimizer', 'step', 'rng'))
+    assert [line['loss'] for line in log(whole)] == [line['loss'] for line in log(broken)]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_the_checkpoint_before_it_stays(folder, tmp_path, refused):
