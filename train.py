@@ -411,7 +411,7 @@ def run_to_the_end(training, processes):
     samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     if processes.device.type == 'cpu':
         with autocast(run, processes.device):
-            processes.print(memory.forecast(model, samples, run.accumulate))
+            processes.print(memory.forecast(model.eval(), samples, run.accumulate))
     compiled = compile_model(model.train(), run, samples, processes.device)
     numbers = data.numbers_of_rank(range(progress.step, recipe.steps), recipe.batch_size, processes.rank,
                                    processes.world_size, run.accumulate)

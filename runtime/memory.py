@@ -21,7 +21,10 @@ def available():
 
 
 def saved_bytes(model):
-    """The bytes that a forward pass of one sample keeps for its backward pass."""
+    """The bytes that a forward pass of one sample keeps for its backward pass.
+
+    model: in evaluation mode, or its BatchNorm would change.
+    """
     config = model.config
     kept = {}
 
@@ -30,11 +33,8 @@ def saved_bytes(model):
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
     u = torch.ones(1, config.frames, *config.resolution, config.channels)
-    training = model.training
-    model.eval()                                # in training a batch would change BatchNorm
-    with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
         prediction = model(u)
-    model.train(training)
     for x in [prediction, *model.parameters(), *model.buffers()]:
         kept.pop(x.untyped_storage().data_ptr(), None)
     return sum(kept.values())

@@ -159,8 +159,10 @@ class Log:
         rows = self.processes.sum(torch.stack(self.pending)).cpu().double() / self.processes.world_size
         for number, (loss, norm, *_) in enumerate(rows.tolist(), step - len(rows) + 1):
             if not math.isfinite(loss + norm):
-                raise InputError(f'step {number}: the loss is {loss} and the norm of its gradient {norm}; begin '
-                                 f'another run with a lower --lr or --grad_clip, or at step 1 with --normalize')
+                advice = 'begin another run with a lower --lr or --grad_clip'
+                if number == 1:
+                    advice = 'before any update; train with --normalize, or in other units of the data'
+                raise InputError(f'step {number}: the loss is {loss} and the norm of its gradient {norm}; {advice}')
         seconds = time.perf_counter() - self.since
         loss = rows[:, 0].mean().item()
         speed = self.recipe.batch_size * len(rows) / seconds

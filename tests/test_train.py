@@ -69,7 +69,8 @@ def in_two_processes(flags, folder, monkeypatch):
     monkeypatch.setattr(sys, 'argv', [*map(str, flags)])
     port = helpers.free_port()
     processes = [helpers.fork(train.main, folder / f'{rank}.txt', rank, port) for rank in range(2)]
-    return [helpers.exit_code(process) for process in processes], [(folder / f'{rank}.txt').read_text() for rank in range(2)]
+    codes = [helpers.exit_code(process) for process in processes]
+    return codes, [(folder / f'{rank}.txt').read_text() for rank in range(2)]
 
 
 # the C++ compiler would take minutes; what is captured, differentiated and averaged is the same without it
