@@ -1,9 +1,9 @@
 """Fine-tune a pre-trained network on one dataset, or train the same network on it from random
 weights.
 
-    python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss
-    python finetune.py --checkpoint out/small/last.pt --dataset wave_gauss --samples 128 --from_scratch
-    python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot       DPOT's weights with fresh AOT
+    python finetune.py --checkpoint out/small --dataset wave_gauss
+    python finetune.py --checkpoint out/small --dataset wave_gauss --samples 128 --from_scratch
+    python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot     DPOT's weights
 
 Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch
 size differs; the position embedding is resized to another grid; the temporal weights are fresh for
@@ -19,7 +19,6 @@ import numpy as np
 
 import configs
 import data
-import evaluate
 import train
 from configs import FinetuneConfig, InputError, TrainConfig
 from runtime import distributed, files, runs, terminal
@@ -31,15 +30,15 @@ BATCH = 20           # MoE-POT's batch size; DPOT's is 32, and the paper states 
 
 
 def parse(argv=None):
-    """What a command line asks for, with defaults that depend on the checkpoint and the dataset.
+    """A train.Command, whose defaults depend on the checkpoint and the dataset, and the checkpoint.
 
-    A train.Command and the dict of the checkpoint.
     --help shows the defaults of tiny and of a new dataset. Raises InputError for what does not fit
     together.
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
-                          (TrainConfig(epochs=NEW_EPOCHS, noise=0), 'recipe'), (configs.RunConfig(), 'run')):
+                          (TrainConfig(epochs=NEW_EPOCHS, noise=0), 'recipe'),
+                          (configs.RunConfig(), 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
     tune = configs.override(FinetuneConfig(), args)
@@ -48,24 +47,20 @@ def parse(argv=None):
     config = pretrained['config']
     folder = run.data or config.get('run', {}).get('data', 'data')
     if not run.data and not Path(folder, tune.dataset, 'train.h5').exists():
-        folder = 'data' if Path('data', tune.dataset, 'train.h5').exists() else folder
-    run = dataclasses.replace(run, data=folder, datasets=(tune.dataset,),
-                              init_from='' if tune.from_scratch else tune.checkpoint)
-    data.find(run.data, [tune.dataset], flag='--dataset')
-    dataset = data.Trajectories(run.data, tune.dataset, 'train', 1, None)
+        folder = 'data'
+    data.find(folder, [tune.dataset], flag='--dataset')
+    dataset = data.Trajectories(folder, tune.dataset, 'train', 1, None)
     model = configs.override(adapted(configs.ModelConfig(**config['model']), dataset), args)
     recipe = configs.override(recipe_for(tune, config, dataset.count), args)
     if not tune.from_scratch and model.experts != config['model'].get('experts', 0):
-        raise InputError(f'--experts {model.experts}: fine-tuning leaves the router of the experts as it is, and '
-                         f'{tune.checkpoint} has none for so many; use train.py --init_from')
-    words = [name_of(pretrained['path']), tune.dataset]
-    if tune.samples:
-        words.append(str(tune.samples))
-    if recipe.seed:
-        words.append(f'seed{recipe.seed}')
-    if tune.from_scratch:
-        words.append('scratch')
-    run = dataclasses.replace(run, out=run.out or 'out/' + '-'.join(words))
+        raise InputError(f'--experts {model.experts}: {tune.checkpoint} has no router for so many, '
+                         f'which fine-tuning leaves as it is; use train.py --init_from')
+    marks = {str(tune.samples): tune.samples, f'seed{recipe.seed}': recipe.seed,
+             'scratch': tune.from_scratch}
+    words = [name_of(pretrained['path']), tune.dataset, *(mark for mark in marks if marks[mark])]
+    run = dataclasses.replace(run, data=folder, datasets=(tune.dataset,),
+                              out=run.out or 'out/' + '-'.join(words),
+                              init_from='' if tune.from_scratch else tune.checkpoint)
     return train.Command(model, recipe, run, frozenset(vars(args)), tune=vars(tune)), pretrained
 
 
@@ -93,15 +88,12 @@ def recipe_for(tune, config, count):
         fields['balance'] = 0.0
     known = tune.dataset in config.get('run', {}).get('datasets', ())
     batch_size = min(BATCH, before.get('batch_size', BATCH), tune.samples or count)
-    return TrainConfig(epochs=KNOWN_EPOCHS if known else NEW_EPOCHS, noise=0, batch_size=batch_size, **fields)
+    epochs = KNOWN_EPOCHS if known else NEW_EPOCHS
+    return TrainConfig(epochs=epochs, noise=0, batch_size=batch_size, **fields)
 
 
 def subset(count, samples, seed):
-    """The rows of `samples` of `count` trajectories, 0: all, drawn by the seed. Fewer ones lie
-    within more.
-
-    Raises InputError if there are not enough.
-    """
+    """`samples` of `count` rows, 0: all, drawn by the seed; fewer of them lie within more."""
     if samples > count:
         raise InputError(f'--samples {samples}: the training split has only {count} trajectories')
     return np.sort(np.random.default_rng(seed).permutation(count)[:samples or count])
@@ -109,7 +101,8 @@ def subset(count, samples, seed):
 
 def main():
     command, pretrained = parse()
-    processes = distributed.setup(command.run.device, command.run.threads, runs.flat(runs.settings_of(command)))
+    processes = distributed.setup(command.run.device, command.run.threads,
+                                  runs.flat(runs.settings_of(command)))
     with files.lock(command.run.out, processes):
         resumed = runs.checkpoint_to_resume(command.run, processes)
         if resumed:
@@ -117,16 +110,18 @@ def main():
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
-        count = data.Trajectories(command.run.data, command.tune['dataset'], 'train', 1, None).count
+        [name] = command.run.datasets
+        count = data.Trajectories(command.run.data, name, 'train', 1, None).count
         rows = subset(count, command.tune['samples'], command.recipe.seed)
         splits = train.open_splits(command.run, command.model, rows)
-        known = pretrained['data'].get(command.run.datasets[0], {}).get('train')
-        if known:
-            dataset = splits['train'][0]
-            there = f'the training of {pretrained["path"]}'
-            evaluate.note(data.difference(dataset.header, known, dataset.path, there)[1])
+        [dataset] = splits['train']
+        known = pretrained['data'].get(name, {}).get('train', dataset.header)
+        what, words = data.difference(dataset.header, known, dataset.path,
+                                      f'the training of {pretrained["path"]}')
+        if what:
+            terminal.warn(words)
         before = configs.ModelConfig(**pretrained['config']['model'])
-        train.announce_shape(before, command.model, splits['train'], processes)
+        train.announce_shape(before, command.model, [dataset], processes)
         start = None if resumed or command.tune['from_scratch'] else pretrained
         training = train.new_or_continued(command, splits, processes, resumed, start)
         return train.run_to_the_end(training, processes) if training else 0

@@ -187,11 +187,12 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
         chosen = getattr(command.recipe, name)
         if chosen not in known:
             raise InputError(f'--{name} {chosen}: there is none of that name{configs.nearest(chosen, known)}')
-    if command.model.experts and not frozen and (command.run.accumulate > 1 or command.recipe.batch_size == 1):
-        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples; lower '
-                         '--batch_size instead of --accumulate')
+    few = command.recipe.batch_size < 2 * processes.world_size
+    if command.model.experts and not frozen and (command.run.accumulate > 1 or few):
+        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples in each '
+                         'process; lower --batch_size instead of --accumulate')
     saved = resumed or pretrained or {}
-    headers = data.read_headers(command.run.data, command.run.datasets)
+    headers = {name: data.read_headers(Path(command.run.data, name)) for name in command.run.datasets}
     for dataset in datasets:
         before = saved.get('data', {}).get(dataset.name, {}).get('train', {})
         named = before.get('source') and dataset.header['source']
@@ -378,7 +379,7 @@ def fit(training, network, batches, log, arrived, processes):
             with autocast(run, u.device):
                 prediction = network(u, batch.condition)                        # (B, *space, C)
             of_part = loss_of(prediction.float(), batch, recipe.loss, command.model.normalize) / run.accumulate
-            (of_part + recipe.balance * experts.balance_loss(model, recipe.batch_size)).backward()
+            (of_part + recipe.balance * experts.balance_loss(model)).backward()
             loss += of_part.detach()
         norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)
         optimizer.step()

@@ -50,27 +50,26 @@ def function(kind, name, args, config, device):
     name: 'aot' or 'plain', perhaps with 'compiled' or 'graph', or 'peer', eager and in fp32.
     """
     residual, *mode = name.split()
-    ours = residual != 'peer'
     torch.manual_seed(0)
     u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
-    if ours:
-        model = build(dataclasses.replace(config, residual=residual))
-    else:
+    if name == 'peer':
         model = peer_network(args.peer, config)
         u = u.permute(0, 2, 3, 1, 4).contiguous()
+    else:
+        model = build(dataclasses.replace(config, residual=residual))
     training = kind == 'train step'
     model = model.to(device).train(training)
     if mode:
         model.compile(mode='reduce-overhead' if mode == ['graph'] else 'default')
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == 'bf16' and ours)
+    bf16 = args.dtype == 'bf16' and name != 'peer'
 
     def run():
-        with autocast, torch.set_grad_enabled(training):
+        with (torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+              torch.set_grad_enabled(training)):
             prediction = model(u)
         if training:
-            loss = (prediction if ours else prediction[0]).float().square().mean()
-            if config.experts:
-                loss = loss + (experts.balance_loss(model, len(u)) if ours else prediction[2])
+            prediction = prediction[0] if name == 'peer' else prediction
+            loss = prediction.float().square().mean() + experts.balance_loss(model)
             loss.backward()
             model.zero_grad()
     return run
@@ -90,15 +89,15 @@ def compare(kind, names, args, config, device):
         calls[name]()                                      # in which a compiled network is compiled
         if cuda:
             rows[name]['peak MB'] = (torch.cuda.max_memory_allocated(device) - held) / 1e6
-    times = np.zeros((WARMUP + args.repeats, len(names)))               # milliseconds
-    for of_round in terminal.Progress(times, desc='measuring', leave=False):
-        for i, call in enumerate(calls.values()):
+    times = {name: [] for name in names}                                # milliseconds
+    for _ in terminal.Progress(range(WARMUP + args.repeats), desc='measuring', leave=False):
+        for name, call in calls.items():
             start = time.perf_counter()
             call()
             if cuda:
                 torch.cuda.synchronize(device)
-            of_round[i] = 1000 * (time.perf_counter() - start)
-    times = dict(zip(names, times[WARMUP:].T))
+            times[name].append(1000 * (time.perf_counter() - start))
+    times = {name: np.array(of_name[WARMUP:]) for name, of_name in times.items()}
     for name, row in rows.items():
         row['ms'] = np.median(times[name])
         plain = name.replace('aot', 'plain').replace('peer', 'plain')
@@ -121,21 +120,18 @@ def main():
     add('--peer', default='', metavar='DIR', help='also the code in a checkout of DPOT or MoE-POT')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     args = parser.parse_args()
+    kinds, usual = {'step': (('forward', 'train step'), dict(batch_size=8, repeats=10)),
+                    'latency': (('forward',), dict(batch_size=1, repeats=50))}[args.command]
+    for name, number in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, number)
+        configs.bounded(f'--{name}', getattr(args, name), least=1)
     processes = distributed.setup(args.device)
     device = processes.device
-    config = configs.model(args.size)
     args.dtype = distributed.precision('auto', processes)
     names = [name + form for form in FORMS[args.compile] for name in ('aot', 'plain')]
-    if args.peer:
-        names.append('peer')
-    step = args.command == 'step'
-    if args.batch_size is None:
-        args.batch_size = 8 if step else 1
-    if args.repeats is None:
-        args.repeats = 10 if step else 50
-    configs.bounded('--batch_size', args.batch_size, least=1)
-    configs.bounded('--repeats', args.repeats, least=1)
-    kinds = ('forward', 'train step') if step else ('forward',)
+    names += ['peer'] if args.peer else []
+    config = configs.model(args.size)
     tables = {kind: compare(kind, names, args, config, device) for kind in kinds}
     name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()
     machine = f'{name}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'

@@ -22,35 +22,27 @@ from runtime import terminal
 class Pair(fast.Fast):
     """nets.fast.Fast with one block round mixer and MLP, which follow each other as in DPOT."""
 
-    def __init__(self, config, experts=fast.Experts):
+    def __init__(self, config, experts=None):
         super().__init__(dataclasses.replace(config, inner_skip=True), experts)
         for layer in self.layers:
             del layer.aot2, layer.post1
 
     def blocks(self):
-        return [(layer.aot1, layer.norm1, partial(self.both, layer), layer.post2) for layer in self.layers]
-
-    @staticmethod
-    def both(layer, x):
-        return fast.mlp(layer.mlp, layer.norm2(fast.mix(layer.mixer, x)))
+        def both(layer, x):
+            return fast.mlp(layer.mlp, layer.norm2(fast.mix(layer.mixer, x)))
+        return [(layer.aot1, layer.norm1, partial(both, layer), layer.post2) for layer in self.layers]
 
 
-class MixerAlone(fast.Fast):
-    """nets.fast.Fast with an AOT block round the mixer; that of the MLP has a = 1/S, d = 1, T = I."""
-    usual = 'aot2'
+class Alone(fast.Fast):
+    """nets.fast.Fast in which the blocks `usual` have a = 1/S, d = 1, T = I."""
 
-    def __init__(self, config, experts=fast.Experts):
+    def __init__(self, usual, config, experts=None):
         super().__init__(config, experts)
         for layer in self.layers:
-            setattr(layer, self.usual, AOTBlock(dataclasses.replace(config, ablate='adT')))
+            setattr(layer, usual, AOTBlock(dataclasses.replace(config, ablate='adT')))
 
 
-class MLPAlone(MixerAlone):
-    """The same with an AOT block round the MLP."""
-    usual = 'aot1'
-
-
-BLOCKS = {'pair': Pair, 'mixer': MixerAlone, 'mlp': MLPAlone}
+BLOCKS = {'pair': Pair, 'mixer': partial(Alone, 'aot2'), 'mlp': partial(Alone, 'aot1')}
 
 
 def main():

@@ -42,15 +42,14 @@ def plot_equations(columns, seen, step):
         below.set_xlabel(f'error {(u - v).norm() / v.norm():.3f}')
     axes[0, 0].set_ylabel('truth')
     axes[1, 0].set_ylabel('prediction')
-    figure.suptitle(f'step {step} of {STEPS}: the network saw {seen} true frames before step 1, and none since')
+    figure.suptitle(f'step {step} of {STEPS}: the network saw {seen} true frames before step 1, '
+                    'and none since')
     return figure
 
 
 def main():
-    parser = terminal.Parser(description=__doc__)
-    parser.add_argument('checkpoint', nargs='?', default='weights/mini.pt',
-                        help='trained on the mixture of mini')
-    model = evaluate.load(parser.parse_args().checkpoint)
+    terminal.Parser(description=__doc__).parse_args()
+    model = evaluate.load('weights/mini.pt')
     T = model.config.frames
     columns = {}
     for (dataset, channel), name in EQUATIONS.items():

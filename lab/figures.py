@@ -54,15 +54,13 @@ def plot_runs(logs):
     figure, (above, below) = pyplot().subplots(2, figsize=(5, 4), sharex=True, height_ratios=(3, 1))
     for k, (name, log) in enumerate(logs.items()):
         first = f'{name}: ' if len(logs) > 1 else ''
-
-        def draw(ax, key, style, label):
+        for ax, key, style, label in (
+                (above, 'loss', '-', 'loss'), (above, 'valid', 'o--', 'validation error'),
+                (above, 'test', 'o--', 'test error'),           # without validation data
+                (below, 'lr', '-', 'learning rate')):
             points = [(line['step'], line[key]) for line in log if line.get(key) is not None]
             if points:
                 ax.plot(*zip(*points), style, color=f'C{k}', label=first + label)
-        draw(above, 'loss', '-', 'loss')
-        draw(above, 'valid', 'o--', 'validation error')
-        draw(above, 'test', 'o--', 'test error')                # without validation data
-        draw(below, 'lr', '-', 'learning rate')
     above.set(yscale='log', ylabel='relative L2 error')
     above.legend(fontsize=8)
     below.set(xlabel='step', ylabel='learning rate')
@@ -109,55 +107,38 @@ def draw_field(ax, u, limits, colormap, colours=256):
     return image
 
 
-def draw_panels(figure, axes, pairs, truth, colours=256):
-    """Draw truth, prediction and error of each of the pairs (v, u) as a row, with colour bars.
-
-    truth: all of it. v and u share its range, and the error has the colours of half of that.
-    """
-    limits, colormap = scale_of_colours(truth)
-    of_error = (0, (limits[1] - limits[0]) / 2)
-    for (left, middle, right), (v, u) in zip(axes, pairs):
-        draw_field(left, v, limits, colormap, colours)
-        field = draw_field(middle, u, limits, colormap, colours)
-        error = draw_field(right, (u - v).abs(), of_error, 'magma', colours)
-    for ax, label in zip(axes[0], ('truth', 'prediction', '|error|')):
-        ax.set_title(label)
-    figure.colorbar(field, ax=axes[:, :2], aspect=40, fraction=0.05, pad=0.02)
-    figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
-
-
 def plot_fields(fields, steps, title, colours=256):
     """The truth, the prediction and its error, a row for each of the steps.
 
     fields: (F, 2, H, W), truth and prediction at the steps from 1 on. x points to the right, y up.
+    Both have the range of all of the truth, and the error has the colours of half of that.
+    Of a field in one dimension, H = 1, there is one row with images of place and time.
     """
+    line = fields.shape[2] == 1
+    if line:
+        fields = fields.permute(2, 1, 3, 0)                             # (1, 2, W, F)
+        steps = [1]
     H, W = fields.shape[-2:]
-    size = (7.5, 0.8 + 2 * len(steps) * W / H)
+    size = (7.5, 3 if line else 0.8 + 2 * len(steps) * W / H)
     figure, axes = pyplot().subplots(len(steps), 3, squeeze=False, figsize=size)
     figure.suptitle(title)
-    pairs = [fields[step - 1] for step in steps]
-    draw_panels(figure, axes, pairs, fields[:, 0], colours)
-    for (left, middle, _), (v, u), step in zip(axes, pairs, steps):
+    limits, colormap = scale_of_colours(fields[:, 0])
+    of_error = (0, (limits[1] - limits[0]) / 2)
+    for (left, middle, right), step in zip(axes, steps):
+        v, u = fields[step - 1]
+        draw_field(left, v, limits, colormap, colours)
+        field = draw_field(middle, u, limits, colormap, colours)
+        error = draw_field(right, (u - v).abs(), of_error, 'magma', colours)
         left.set_ylabel(f'step {step}')
         middle.set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
-    axes[-1, 0].set(xlabel=f'x, {H} points', ylabel=f'step {steps[-1]}\ny, {W} points')
-    return figure
-
-
-def plot_lines(fields, title):
-    """Truth, prediction and error of a field in one dimension, each as an image of place and time.
-
-    fields: (F, 2, 1, X), truth and prediction. x points to the right, time up.
-    """
-    v, u = fields[:, :, 0].permute(1, 2, 0)                                             # (X, F)
-    figure, axes = pyplot().subplots(1, 3, squeeze=False, figsize=(7.5, 3))
-    figure.suptitle(f'{title}, L2RE {(u - v).norm() / v.norm():.3f}')
-    draw_panels(figure, axes, [(v, u)], v)
-    for ax in axes[0]:
+    for ax, label in zip(axes[0], ('truth', 'prediction', '|error|')):
+        ax.set_title(label)
+    figure.colorbar(field, ax=axes[:, :2], aspect=40, fraction=0.05, pad=0.02)
+    figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
+    up = f'{W} steps' if line else f'step {steps[-1]}\ny, {W} points'
+    axes[-1, 0].set(xlabel=f'x, {H} points', ylabel=up)
+    for ax in axes.flat if line else ():
         ax.set_aspect('auto')
-    for ax in axes[0, :2]:
-        ax.set_xlabel(f'x, {len(v)} points')
-    axes[0, 0].set_ylabel(f'{v.shape[1]} steps')
     return figure
 
 
@@ -197,18 +178,17 @@ def draw_forecast(u, title, folder):
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
-    """Draw the `pictures` of an evaluate.rollout_curve: some steps as a PNG, all of them as a GIF.
+    """Draw `pictures`, true and predicted: some steps as a PNG, all of them as a GIF.
 
     In a GIF 48 colours suffice: with more than its 256 it mixes dots, and is nearly twice as large.
     """
     channel = dataset.evolving_names[channel]
     name = f'{dataset.name}_{channel}_{trajectory}'
     title = f'{channel} of {dataset.name}, trajectory {trajectory}'
-    if pictures.shape[2] == 1:
-        return save_figure(folder, f'fields_{name}', plot_lines(pictures, title))
     save_figure(folder, f'fields_{name}', plot_fields(pictures, steps, title))
-    animate(Path(folder) / f'rollout_{name}.gif',
-            lambda step: plot_fields(pictures, [step], title, colours=48), len(pictures))
+    if pictures.shape[2] > 1:
+        animate(Path(folder) / f'rollout_{name}.gif',
+                lambda step: plot_fields(pictures, [step], title, colours=48), len(pictures))
 
 
 def main():

@@ -4,7 +4,6 @@
     python -m lab.interpret --probe --unseen wave_layer     classify the datasets by their T, with
                                                 some that the network was not trained on
 
-As a control, a plain network is probed by the means of its tokens.
 Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S),
 whose row is the new stream.
 """
@@ -15,9 +14,10 @@ import torch
 
 import aotpot
 import configs
+import data
 import evaluate
 from configs import InputError
-from runtime import reports, terminal
+from runtime import terminal
 from runtime.terminal import Progress
 
 
@@ -28,18 +28,12 @@ def mappings(model):
 
 @contextmanager
 def observed(model, mapping='T'):
-    """Yield a list that a forward pass fills with T (B, S, S) of each sub-layer, or a or d (B, S).
-
-    Of a plain network it gets the mean tokens (B, D) before each layer.
-    """
+    """Yield a list that a forward pass fills with T (B, S, S) of each sub-layer, or a or d (B, S)."""
     values = []
-    plain = model.config.residual == 'plain'
-
-    def note(module, inputs, outputs):
-        values.append(inputs[0].flatten(1, -2).mean(1) if plain else outputs['adT'.index(mapping)])
     with ExitStack() as stack:
-        for module in [layer.norm1 for layer in model.layers] if plain else mappings(model):
-            stack.enter_context(module.register_forward_hook(note))
+        for module in mappings(model):
+            stack.enter_context(module.register_forward_hook(
+                lambda module, inputs, outputs: values.append(outputs['adT'.index(mapping)])))
         yield values
 
 
@@ -99,12 +93,12 @@ def gains_table(gain):
     return terminal.table('Amax gain\nsub-layer', rows), report
 
 
-def classify(T, datasets, unseen=(), what='T'):
+def classify(T, datasets, unseen=()):
     """Classify by the nearest mean T (Sec. 5.7, App. C.11): lines of a table, and a report.
 
     Trajectories of even number make the means and the others are classified. The report's
     'confusion' counts them, the true group in the row, and 'right' is the share on its diagonal.
-    T: {dataset: (N, L, S, S)}, or other features, which `what` names.
+    T: {dataset: (N, L, S, S)}.
     datasets: their data.Trajectories. FNO's 2-D Navier-Stokes are one group, PDEBench's another.
     unseen: names of datasets that are groups of their own all the same.
     """
@@ -138,7 +132,7 @@ def classify(T, datasets, unseen=(), what='T'):
         rows[f'({g + 1}) {name}'] = {'right': right[g], **{f'({i})': count for i, count in counts}}
     report = {'groups': groups, 'right': dict(zip(groups, right)), 'confusion': confusion.tolist(),
               'accuracy': accuracy, 'mean': {name: T[name].mean(0).tolist() for name in T}}
-    line = f'nearest mean {what}: accuracy {accuracy:.3f} of {G} groups, chance {1 / G:.3f}'
+    line = f'nearest mean T: accuracy {accuracy:.3f} of {G} groups, chance {1 / G:.3f}'
     return [line, *terminal.table('true group / nearest', rows, '.3f')], report
 
 
@@ -155,35 +149,34 @@ def main():
         args.gains = args.probe = True
     trained, processes, report = evaluate.open_checkpoint(args)
     model = trained.model
-    plain = model.config.residual == 'plain'
-    if (args.gains or not plain) and not mappings(model):
+    if not mappings(model):
         raise InputError(f'--checkpoint: {trained.path} has no T to look at')
     if {*args.unseen} & {*trained.datasets}:
         raise InputError(f'--checkpoint: {trained.path} was trained on one of --unseen '
                          + ' '.join(args.unseen))
-    args.datasets = args.datasets or trained.datasets           # in --data, too, which may hold others
-    tests = evaluate.open_tests(trained, args, processes)
-    known = [dataset for dataset in tests if dataset.name not in args.unseen]
-    args.datasets = args.unseen
-    datasets = known + (evaluate.open_tests(trained, args, processes) if args.unseen else [])
-    T = {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size, args.dtype)
-         for dataset in datasets}
+    names = args.datasets or trained.datasets or data.find(args.data or trained.data, split='test')
+    names = [*configs.datasets_of(names), *args.unseen]         # in --data, too, which may hold others
+    datasets = evaluate.open_tests(trained, names, args, processes)
+    datasets.sort(key=lambda dataset: dataset.name in args.unseen)
+
+    def observe_all(mapping):
+        return {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size,
+                                      args.dtype, mapping) for dataset in datasets}
+    T = observe_all('T')
     if args.gains:
-        gain = gains(torch.cat([T[dataset.name] for dataset in known]))
+        gain = gains(torch.cat([T[name] for name in T if name not in args.unseen]))
         table, report['gains'] = gains_table(gain)
         processes.print('\n'.join(table))
     if args.probe:
-        what = 'pooled tokens' if plain else 'T'
-        table, report['probe'] = classify(T, datasets, args.unseen, what)
+        table, report['probe'] = classify(T, datasets, args.unseen)
         processes.print('\n'.join(table))
-        if args.figures and not plain:
+        if args.figures:
             from lab import figures
-            d = {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size, args.dtype, 'd')
-                 for dataset in datasets}
-            steps = {name: of_set.mean((0, 2)) for name, of_set in d.items()}                       # (L,) each
+            steps = {name: d.mean((0, 2)) for name, d in observe_all('d').items()}      # (L,) each
             kept = {name: of_set.diagonal(dim1=2, dim2=3).mean((0, 2)) for name, of_set in T.items()}
-            figures.save_figure(args.figures, f'kernels_{trained.name}', figures.plot_mappings(steps, kept))
-    reports.finish(args, processes, trained.name, report)
+            figure = figures.plot_mappings(steps, kept)
+            figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
+    evaluate.finish(args, processes, trained, report)
 
 
 if __name__ == '__main__':

@@ -57,9 +57,7 @@ def one_step_errors(report):
 
 def read_report(path):
     """The report in a JSON file of evaluate.py or lab.interpret; null is not finite."""
-    word = re.compile(r'"(?:[^"\\]|\\.)*"|null')                  # a text, which may have null in it, or null itself
-    text = word.sub(lambda found: 'Infinity' if found[0] == 'null' else found[0], path.read_text())
-    [report] = json.loads(text)['models'].values()
+    [report] = json.loads(re.sub(r'\bnull\b', 'Infinity', path.read_text()))['models'].values()
     return report
 
 
@@ -161,8 +159,7 @@ STUDIES = {
         'DPOT + linear': f'{LINEAR} learned --datasets {{each}}',
         **{f'fixed {source}': [Part(f'{LINEAR} {{start}} --datasets {{each}}', f'{LINEAR} learned --datasets {source}')]
            for source in PRETRAINING}}),
-    'probe': Study('Datasets told apart by their T, or by the pooled tokens of a plain network', {
-        'AOT-POT': '', 'DPOT, tokens': '--residual plain'}, PROBE),
+    'probe': Study('Datasets told apart by their T', {'AOT-POT': ''}, PROBE),
     'unseen': Study('Datasets that were not trained on, told apart by their T', {'AOT-POT': ''}, UNSEEN),
     'gains': Study('Largest gains of the residual path', {'AOT-POT': ''}, GAINS),
     'scaling': Study('Scaling: 50 mean(-log10 L2RE) over the datasets', {
@@ -186,7 +183,6 @@ STUDIES = {
         'one stream': '--streams 1',
         'AOT-POT, w/o d': '--ablate d',
         'AOT-POT': '',
-        'one block a layer': [Part('', script='lab.blocks pair')],
         'a block round the mixer alone': [Part('', script='lab.blocks mixer')],
         'a block round the MLP alone': [Part('', script='lab.blocks mlp')],
     }),
@@ -194,29 +190,26 @@ STUDIES = {
 
 # ------------------------------------------------------------------------------------------------ runs
 
-DAMAGED = *files.OF_FILES, AttributeError, RecursionError, TypeError          # of a report that is none
-
-
 class Job(NamedTuple):
-    """One training and its measure, for a row of the table. A command is a tuple of words."""
+    """A run and its measure, for a row of the table. A command is a tuple of words."""
     row: str
     column: str                     # as of its Part
     seed: int
     folder: Path                    # of the run and its report
-    training: tuple                 # the command that begins the run or continues it
+    trainings: tuple                # of the run from whose weights this one starts, if any, and of the run
     measuring: tuple                # the command of the measure
     report: Path                    # the JSON file that it writes
-    start: 'Job' = None             # the training from whose weights this one starts
 
 
 def job_of(row, part, seed, measure, args):
     """The Job of a `Part`."""
     name = slug(part.flags)
     flags = part.flags
-    start = None
+    before = ()
     if part.start is not None:
         name = f'{slug(part.start)}-{name}'
         start = job_of(row, Part(part.start), seed, measure, args)
+        before = start.trainings
         flags = flags.format(start=shlex.quote(str(start.folder / 'last.pt')))
     if args.steps:
         flags = re.sub(r'--epochs \d+', '', flags) + f' --steps {args.steps}'
@@ -235,13 +228,14 @@ def job_of(row, part, seed, measure, args):
         name = f'{block[0]}-{name}'
         command = part.script
     folder = Path(args.out, args.name, f'{name}-seed_{seed}')
-    device = '--device', args.device
-    training = (sys.executable, '-m', module, *block, *shlex.split(flags), '--data', args.data, '--out', str(folder),
-                '--seed', str(seed), *device, '--resume')
     report = folder / f'{slug(command.removeprefix("lab."))}.json'
-    measuring = (sys.executable, '-m', *command.split(), '--checkpoint', str(folder / 'last.pt'), *device,
+    python = sys.executable, '-m'
+    device = '--device', args.device
+    training = (*python, module, *block, *shlex.split(flags), '--data', args.data,
+                '--out', str(folder), '--seed', str(seed), *device, '--resume')
+    measuring = (*python, *command.split(), '--checkpoint', str(folder / 'last.pt'), *device,
                  '--json', str(report))
-    return Job(row, part.column, seed, folder, training, measuring, report, start)
+    return Job(row, part.column, seed, folder, (*before, training), measuring, report)
 
 
 def slug(flags):
@@ -275,16 +269,16 @@ def measured(job):
     return job.report.exists() and log.exists() and job.report.stat().st_mtime_ns >= log.stat().st_mtime_ns
 
 
-def execute(training, jobs):
-    """Run a training and the jobs that need it. Returns those that succeed."""
+def execute(jobs):
+    """Run jobs that begin with the same training. Returns those that succeed."""
     done = []
-    if succeeds(training):
+    if succeeds(jobs[0].trainings[0]):
         for job in jobs:
-            trained = not job.start or succeeds(job.training)
-            if trained and not measured(job):
+            fine = all(map(succeeds, job.trainings[1:]))
+            if fine and not measured(job):
                 job.report.unlink(missing_ok=True)              # an older one of ours, which no measure replaces
-                trained = succeeds(job.measuring)
-            if trained:
+                fine = succeeds(job.measuring)
+            if fine:
                 done.append(job)
     return done
 
@@ -306,7 +300,7 @@ def gather(study, jobs):
     """{label: {row: {column: {seed: number}}}} of a study, from the reports of the jobs."""
     numbers = {label: {row: {} for row in study.rows} for label in study.measure.tables}
     for job in jobs:
-        with files.naming(job.report, 'not a report of this study; delete it to make it again', DAMAGED):
+        with files.naming(job.report, 'not a report of this study; delete it to make it again'):
             report = read_report(job.report)
             columns = {label: numbers_of(report) for label, numbers_of in study.measure.tables.items()}
         for label, of_label in columns.items():
@@ -356,16 +350,13 @@ def parse():
 def main():
     args, study = parse()
     jobs, left_out = jobs_of(study, args)
-    groups = {}                              # training -> the jobs that measure it or start from it
+    groups = {}                                     # {training: the jobs that begin with it}
     for job in jobs:
-        groups.setdefault((job.start or job).training, []).append(job)
+        groups.setdefault(job.trainings[0], []).append(job)
     if args.list:
         for training, group in groups.items():
-            chains = []
-            for job in group:
-                if not measured(job):
-                    older = [('rm', str(job.report))] if job.report.exists() else []        # which no measure replaces
-                    chains.append([job.training] * bool(job.start) + older + [job.measuring])
+            chains = [[*job.trainings[1:], ('rm', '-f', str(job.report)), job.measuring]
+                      for job in group if not measured(job)]
             if chains:
                 words = '; '.join(' && '.join(map(shlex.join, chain)) for chain in chains)
                 print(f'{shlex.join(training)} && ({words})')
@@ -374,7 +365,7 @@ def main():
         print(line, flush=True)
     if not jobs:
         raise InputError(f'{args.study}: {args.data} has none of the datasets that it needs, so there is no table')
-    done = [job for group in groups.items() for job in execute(*group)]
+    done = [job for group in groups.values() for job in execute(group)]
     if done:
         text, numbers = tables.tabulate(study, gather(study, done), tables.paper_table(args.study, args.size))
         print(text)

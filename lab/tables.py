@@ -45,8 +45,9 @@ def show_mean(numbers):
     values = list(numbers.values())
     if not np.isfinite(values).all():
         return 'diverged'
-    deviation = f' ± {statistics.stdev(values):.2g}' if len(values) > 1 else ''
-    return f'{statistics.fmean(values):.4g}{deviation}'
+    if len(values) == 1:
+        return f'{values[0]:.5g}'
+    return f'{statistics.fmean(values):.4g} ± {statistics.stdev(values):.2g}'
 
 
 def markdown(title, rows):
@@ -58,33 +59,30 @@ def markdown(title, rows):
 
 
 def tabulate(study, tables, reference):
-    """The Markdown of a study, and its numbers {label: {'seeds', 'paper'}}.
+    """The Markdown of a study, and its numbers {label: {'seeds': {row: {column: {seed: number}}}}}.
 
     tables: {label: {row: {column: {seed: number}}}}; reference: as of `paper_table`, for the first
     of them. A table of errors begins with the geometric mean of each seed over the datasets that
     all rows have.
     """
-    papers = {row: {column: {0: number} for column, number in cells.items()} for row, cells in reference.items()}
+    text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
     numbers = {}
     for label, table in tables.items():
-        if 'L2RE' in label:
-            filled = [cells for cells in table.values() if cells]
-            common = [name for name in configs.DATASETS if filled and all(name in cells for cells in filled)]
-            if common:
-                table = {row: with_geometric_mean(cells, common) for row, cells in table.items()}
-                papers = {row: with_geometric_mean(cells, common) for row, cells in papers.items()}
-        numbers[label] = {'seeds': table, 'paper': papers}
-        papers = {}                                         # which are for the first table alone
-    text = [f'# {study.title}', '', f'`python -m lab.reproduce {shlex.join(sys.argv[1:])}`']
-    for label, parts in numbers.items():
-        means = []
-        for row, columns in parts['seeds'].items():
-            means.append((row, {column: show_mean(seeds) for column, seeds in columns.items() if seeds}))
-            paper = parts['paper'].get(row, {})
-            paper = {column: f'{paper[column][0]:.5g}' for column in columns if paper.get(column)}
+        rows = {}
+        for row, cells in table.items():
+            rows[row] = cells
+            paper = {name: {0: number} for name, number in reference.get(row, {}).items() if name in cells}
             if paper:
-                means.append(('*paper*', paper))
-        text += markdown(label, means)
-    text += ['', 'Means over the seeds ± their standard deviation, in italics the numbers of the paper; a geometric '
-             f'mean of errors of which one is {DIVERGED} or more has diverged.']
+                rows[f'{row}, *paper*'] = paper
+        filled = [cells for cells in table.values() if cells]
+        common = [name for name in configs.DATASETS if filled and all(name in cells for cells in filled)]
+        if common and 'L2RE' in label:
+            rows = {row: with_geometric_mean(cells, common) for row, cells in rows.items()}
+        numbers[label] = {'seeds': rows}
+        reference = {}                                      # which is for the first table alone
+        shown = [(row, {column: show_mean(seeds) for column, seeds in cells.items() if seeds})
+                 for row, cells in rows.items()]
+        text += markdown(label, shown)
+    text += ['', 'Means over the seeds ± their standard deviation; a geometric mean of errors of '
+                 f'which one is {DIVERGED} or more has diverged.']
     return '\n'.join(text) + '\n', numbers

@@ -18,7 +18,7 @@ def build(config, form='fast', headers=None):
 
     form: 'fast', nets.fast.Fast, or 'paper', aotpot.AOTPOT; the parameters are the same. If the two
     differ, because somebody has changed an equation, a line says so and the network is AOTPOT.
-    headers: its attribute `data`, of the training's files, as returned by data.read_headers.
+    headers: its attribute `data`, of the training's files, {name: data.read_headers}.
     Raises InputError for an unknown network or a missing package.
     """
     if config.network in BASELINES:

@@ -20,7 +20,7 @@ NAMES = {
     'gating.gate.0': 'router.w1', 'gating.gate.1': 'router.norm1',
     'gating.gate.3.fc.0': 'router.squeeze', 'gating.gate.3.fc.2': 'router.excite',
     'gating.gate.4': 'router.w2', 'gating.gate.5': 'router.norm2', 'gating.gate.7': 'router.w3',
-    'gating.temperature': 'router.tau', 'running_mean': 'mean', 'running_var': 'variance',
+    'gating.temperature': 'router.tau',
 }
 
 
@@ -47,7 +47,7 @@ def convert_dpot(state, args):
             value = value.flatten(1)
         if expert:
             experts.setdefault(ours, {})[int(expert[1])] = value
-        elif 'cls_head.' not in name and not name.endswith('.num_batches_tracked'):
+        elif 'cls_head.' not in name:
             weights[ours] = value
     for name, values in experts.items():
         weights[name] = torch.stack([values[e] for e in range(len(values))])   # (E, D, h) or (E, D)

@@ -4,65 +4,20 @@ B batch   D token width   h inputs of an expert   E experts   k experts that a s
 `grid` stands for h, w.
 """
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
-class SumOverProcesses(torch.autograd.Function):
-    """The sum over all processes, also of gradients; that of torch.distributed.nn does not compile.
+class BatchNorm(nn.BatchNorm1d):
+    """PyTorch's, over the samples of this process, as in MoE-POT's code. A frozen one is always as
+    in evaluation.
     """
 
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        torch.distributed.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return SumOverProcesses.apply(gradient)
-
-
-def world_size():
-    """The number of processes that train together."""
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-def mean_over_samples(x):
-    """The mean over the samples of all processes, which have equally many: x (B, ...) -> (...)."""
-    if world_size() == 1:
-        return x.mean(0)
-    return SumOverProcesses.apply(x.mean(0)) / world_size()
-
-
-class BatchNorm(nn.Module):
-    """BatchNorm of vectors (B, n) -> the same, over the samples of all processes.
-
-    PyTorch's own for several processes does not run on a CPU. A frozen one, without gradients, is
-    always as in evaluation.
-    """
-
-    def __init__(self, n):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(n))
-        self.bias = nn.Parameter(torch.zeros(n))
-        self.register_buffer('mean', torch.zeros(n))
-        self.register_buffer('variance', torch.ones(n))
-
-    def forward(self, v):
-        if self.training and self.weight.requires_grad:
-            mean = mean_over_samples(v)
-            variance = mean_over_samples((v - mean).square())
-            n = len(v) * world_size()
-            with torch.no_grad():
-                self.mean.lerp_(mean, 0.1)
-                self.variance.lerp_(variance * n / max(n - 1, 1), 0.1)
-        else:
-            mean = self.mean
-            variance = self.variance
-        return (v - mean) * torch.rsqrt(variance + 1e-5) * self.weight + self.bias
+    def train(self, mode=True):
+        return super().train(mode and self.weight.requires_grad)
 
 
 class Router(nn.Module):
@@ -141,22 +96,22 @@ def expert_layers(model):
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
-def balance_loss(model, samples):
+def balance_loss(model):
     """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, over B.
 
-    It is differentiable, and 0 without experts. Call it once after each forward pass of a training:
-    it notes the shares of the experts and lets go of the graph.
-    samples: B, those of all processes.
+    It is of the B samples of this process, differentiable, and 0 without experts. Call it once
+    after each forward pass of a training: it notes the shares of the experts and lets go of the
+    graph.
     """
-    if not model.config.experts:
-        return 0.0
     routers = [layer.router for layer in expert_layers(model)]
-    weights = torch.stack([router.weights for router in routers], 1)
-    shares = mean_over_samples(weights)                                         # (layers, E)
+    if not routers:
+        return 0.0
+    weights = torch.stack([router.weights for router in routers], 1)            # (B, layers, E)
+    shares = weights.mean(0)
     for router, share in zip(routers, shares.detach()):
         router.weights = None
         router.load = share
-    return samples * (shares - 1 / shares.shape[1]).square().mean(1).sum()
+    return len(weights) * (shares - 1 / shares.shape[1]).square().mean(1).sum()
 
 
 @torch.no_grad()
@@ -164,11 +119,15 @@ def after_step(model):
     """The mean share of each expert in the last pass whose `balance_loss` was taken, (layers, E).
 
     This lowers the temperature of every router by a hundredth, from 2 down to 1/2. A compiled
-    backward pass would see a temperature that is lowered between the passes of a step.
+    backward pass would see a temperature that is lowered between the passes of a step. Of several
+    processes all take the statistics of the first, as last.pt does.
     """
     routers = [layer.router for layer in expert_layers(model)]
     for router in routers:
         router.tau.mul_(0.99).clamp_(min=0.5)
+        if dist.is_initialized():
+            for buffer in router.buffers():
+                dist.broadcast(buffer, 0)
     return torch.stack([router.load for router in routers])
 
 
@@ -176,7 +135,8 @@ def freeze_routers(model):
     """Fine-tune as MoE-POT: routers and W stay as they are, in evaluation mode, and tau is 1/2."""
     for layer in expert_layers(model):
         layer.features.requires_grad_(False)
-        layer.router.requires_grad_(False).tau.fill_(0.5)
+        layer.router.requires_grad_(False).train()
+        layer.router.tau.fill_(0.5)
 
 
 def activated(model):

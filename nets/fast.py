@@ -1,7 +1,7 @@
 """The network of aotpot.py in less work: exact rewrites of its equations for the same modules.
 
-Each function names the equation that it rewrites and says why that is less work. The three factors
-are the times of a train step of nano, mini and tiny with it over those without (docs/speed.md).
+Each function names the equation that it rewrites and says why that is less work; docs/speed.md has
+how much each gains.
 
 B batch   T input frames   C field channels   P patch size   D token width   S streams   K heads
 O outputs of the patch convolution   J sub-layer outputs so far
@@ -28,9 +28,6 @@ class Fast(AOTPOT):
     compiled: True makes the network compute what it hands to torch.compile, for tests.
     """
     compiled = False
-
-    def __init__(self, config, experts=Experts):
-        super().__init__(config, experts)
 
     def predict(self, u, condition):
         with no_autocast(u):                                            # bf16 would round the input
@@ -70,7 +67,7 @@ def embed(embedding, aggregation, u):
     A patch convolution, whose stride is its kernel, is a matrix product. The coordinates are the
     same for all samples and are multiplied once. Between GELU and the sum over t everything is
     linear: the 1x1 convolution V, the wave and W_t become one matrix a frame, V diag(cos(gamma t))
-    W_t, and no (B, T, *grid, D) tensor is formed. Time of a train step: 0.95, 0.94, 0.81.
+    W_t, and no (B, T, *grid, D) tensor is formed.
     """
     C = u.shape[-1]
     conv = embedding.conv
@@ -141,7 +138,7 @@ def mix(mixer, x):
 
     The Fourier transform is a product with a DFT matrix, axis by axis, of the modes that are kept.
     This is faster than an FFT on grids as small as the latent one. The complex MLP is two real
-    batched products. Time of a train step: 0.88, 0.83, 0.93.
+    batched products.
     Comments: shapes for a grid (h, w), of which h', w' frequencies are kept.
     """
     B, *grid, D = x.shape
@@ -175,8 +172,7 @@ def mix(mixer, x):
 def mlp(module, z):
     """An ordinary MLP, or Experts.forward by the chosen experts alone: z (B, *grid, D) -> the same.
 
-    Their weights are gathered for each sample, so that the host need not know who was chosen. Time
-    of a train step of moe-tiny: 0.58.
+    Their weights are gathered for each sample, so that the host need not know who was chosen.
     """
     if isinstance(module, torch.nn.Sequential):
         return module(z)
@@ -195,7 +191,7 @@ def mlp(module, z):
 
 def readout(module, x):
     """Readout.forward: (B, *grid, D) -> (B, *space, C), as a matrix product where patches do not
-    overlap, with only C channels a point to be put in place. Time of a train step of tiny: 0.93.
+    overlap, with only C channels a point to be put in place.
     """
     conv = module.conv
     if conv.kernel_size != conv.stride:
@@ -224,7 +220,6 @@ def sublayers(x, blocks, gate, compiled=False):
     formed only every `BASIS` sub-layers: the streams then take the place of the outputs, or each
     sum of a deep network would read more than the one before. The mean of the streams over the grid
     is c mean(y), and a_l x is one product with a bank of the outputs. c and the bank are in fp32.
-    Time of a train step: 0.84, 0.83, 0.79.
     x: (B, *grid, D), as is the result.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer.
     gate: (S,), the weights of the sum.
@@ -322,11 +317,12 @@ class Combine(torch.autograd.Function):
 def disagreement(config):
     """Why this file cannot replace aotpot.py with the switches of `config`, in words; '' if it can.
 
-    Outputs and gradients of small networks are compared in fp64.
+    Outputs and gradients of small networks in training are compared in fp64, on one grid.
     """
-    sizes = dict(frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2, channel_maps='')
-    small = dataclasses.replace(config, **sizes, resolution=(12, 8, 16)[:config.dims], heads=math.gcd(config.heads, 4))
-    words = ''
+    small = dataclasses.replace(
+        config, frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2, channel_maps='',
+        resolution=(12, 8, 16)[:config.dims], heads=math.gcd(config.heads, 4))
+    wrong = 'nets/fast.py does not compute what aotpot.py does'
     try:
         # whatever the caller has set, and without a trace in its random numbers
         with (torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False),
@@ -335,26 +331,20 @@ def disagreement(config):
             paper = AOTPOT(small, Experts).double()
             for parameter in paper.parameters():                # or T would make no difference
                 parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
-            fast = Fast(small).double()
+            fast = Fast(small, Experts).double()
             fast.load_state_dict(paper.state_dict())
             u = torch.randn(2, 3, *small.resolution, 2, dtype=torch.float64)
-            expected, found = results(paper, u), results(fast, u)
-        floor = 1e-4 * max(value.norm() for value in expected.values())
-        for name, value in expected.items():
-            error = (found[name] - value).norm() / (value.norm() + floor)
-            if not error <= 1e-8:                                       # NaN, too
-                words = words or f'{name} are {error:.1e} apart'
+            results = []
+            for model in (paper, fast):
+                out = model(u)
+                results.append([out, *torch.autograd.grad(
+                    out.square().sum(), [*model.parameters()], materialize_grads=True)])
+        names = ['the outputs', *(f'the gradients of {name}' for name, _ in paper.named_parameters())]
+        largest = max(value.norm() for value in results[0])
+        for name, expected, found in zip(names, *results):
+            error = (found - expected).norm() / largest
+            if not error <= 1e-11:                                      # NaN, too
+                return f'{wrong} ({name} are {error:.1e} apart)'
     except Exception as error:                                  # a renamed module, for example
-        words = f'{type(error).__name__}: {error}'
-    return f'nets/fast.py does not compute what aotpot.py does ({words})' if words else ''
-
-
-def results(model, u):
-    """{name: tensor} of the outputs for u and of all gradients of the sum of their squares."""
-    torch.default_generator.manual_seed(1)                              # of a dropout, for example
-    inputs = {'the input': u.clone().requires_grad_(), **dict(model.named_parameters())}
-    outputs = model(inputs['the input'])
-    loss = outputs.square().sum()
-    gradients = torch.autograd.grad(loss, [*inputs.values()], materialize_grads=True)
-    names = [f'the gradients of {name}' for name in inputs]
-    return {'the outputs': outputs.detach(), **dict(zip(names, gradients))}
+        return f'{wrong} ({type(error).__name__}: {error})'
+    return ''

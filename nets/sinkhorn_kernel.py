@@ -11,6 +11,7 @@ import os
 import warnings
 
 import torch
+from torch import Tensor
 from torch.library import custom_op
 
 import sinkhorn
@@ -28,19 +29,16 @@ def rounds(z, iters):
 
 
 def takes_kernel(z, iters):
-    """Whether the kernel takes z (..., n, n)."""
-    place = z.is_cuda or INTERPRET
+    """Whether the kernel takes z (..., n, n), which no transform of torch.func and no forward-mode
+    differentiation may follow.
+    """
     small = 0 < z.numel() and z.shape[-1] <= 16 and z.dtype != torch.float64
-    return place and small and iters > 0 and not transformed(z) and trusted()
-
-
-def transformed(x):
-    """Whether a transform of torch.func or forward-mode differentiation follows x."""
-    if torch.compiler.is_compiling():
+    if not (z.is_cuda or INTERPRET) or not small or iters == 0 or not trusted():
         return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if torch.compiler.is_compiling():
         return True
-    return torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+    plain = torch.autograd.forward_ad.unpack_dual(z).tangent is None
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(z)
 
 
 @functools.cache
@@ -113,14 +111,12 @@ def trusted():
     if not TRUSTED:
         TRUSTED.append(TRITON)
         if TRITON and torch.cuda.is_available():
-            reason = 'the results differ'
             try:
                 z = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)).cuda()
-                TRUSTED[0] = torch.allclose(fused(z, 20)[0], loop(z, 20), atol=1e-5)
+                torch.testing.assert_close(fused(z, 20)[0], loop(z, 20), rtol=1e-5, atol=1e-5)
             except Exception as error:                  # Triton and its compiler fail in many ways
                 TRUSTED[0] = False
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-            if not TRUSTED[0]:
                 warnings.warn(f'the Triton kernel of nets/sinkhorn_kernel.py is not taken ({reason}); '
                               'the loop is slower')
     return TRUSTED[0]
@@ -138,9 +134,8 @@ def launch(kernel, *tensors, B, n, iters):
 
 
 # as operators, torch.compile takes the kernels as they are and does not look inside
-@custom_op('aotpot::sinkhorn', mutates_args=(),
-           schema='(Tensor z, int iters) -> (Tensor, Tensor, Tensor)')
-def fused(z, iters):
+@custom_op('aotpot::sinkhorn', mutates_args=())
+def fused(z: Tensor, iters: int) -> tuple[Tensor, Tensor, Tensor]:
     """z (B, n, n) float32 -> P, log P, and the log sums of all rounds (iters, 2, B, n)."""
     B, n, _ = z.shape
     z = z.contiguous()
@@ -151,9 +146,8 @@ def fused(z, iters):
     return P, log, sums
 
 
-@custom_op('aotpot::sinkhorn_backward', mutates_args=(),
-           schema='(Tensor upstream, Tensor log, Tensor sums) -> Tensor')
-def fused_backward(upstream, log, sums):
+@custom_op('aotpot::sinkhorn_backward', mutates_args=())
+def fused_backward(upstream: Tensor, log: Tensor, sums: Tensor) -> Tensor:
     """dL/dz from dL/dP and what `fused` returned beside P: these give the matrix of each round."""
     iters, _, B, n = sums.shape
     H = torch.empty_like(log)

@@ -1,7 +1,7 @@
 """Checkpoints: read, write, take over weights.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model',
-'train', 'run'}; 'step'; 'data', as of data.read_headers; and in last.pt all that a resumption
+'train', 'run'}; 'step'; 'data', {name: data.read_headers}; and in last.pt all that a resumption
 needs.
 """
 import argparse

@@ -1,4 +1,4 @@
-"""What HDF5 files hold, as other programs write them: attributes of any kind, parts that are absent, compression."""
+"""What HDF5 files hold, as other programs write them: attributes, absent parts, compression."""
 import math
 from contextlib import suppress
 
@@ -6,6 +6,9 @@ import h5py
 import numpy as np
 
 from configs import InputError
+
+with suppress(ImportError):
+    import hdf5plugin  # noqa: F401, which registers its filters
 
 
 def require(ok, message):
@@ -16,13 +19,14 @@ def require(ok, message):
 
 def attributes_of(stored):
     """The attributes of an HDF5 dataset, without those that netCDF stores for ''."""
-    return {name: value for name, value in stored.attrs.items() if not isinstance(value, h5py.Empty)}
+    return {name: value for name, value in stored.attrs.items()
+            if not isinstance(value, h5py.Empty)}
 
 
 def text_of(value):
     """A text of any kind, or anything else, as a str. Bytes that are not UTF-8 are Latin-1."""
     if not isinstance(value, bytes):
-        return str(value).encode('utf-8', 'backslashreplace').decode()      # a file's name may be no UTF-8
+        value = str(value).encode('utf-8', 'backslashreplace')      # a file's name may be no UTF-8
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -31,9 +35,8 @@ def text_of(value):
 
 def names_of(value):
     """An attribute that names things, one text or several, as a list of str."""
-    if isinstance(value, (str, bytes)) or not np.iterable(value):
-        value = [value]
-    names = [text_of(name) for item in value for name in np.ravel(item).tolist()]
+    several = np.iterable(value) and not isinstance(value, (str, bytes))
+    names = [text_of(name) for name in np.ravel([*value] if several else value).tolist()]
     return [] if names == [''] else names
 
 
@@ -46,29 +49,17 @@ def number_of(value):
 
 
 def storable(attributes):
-    """Attributes of the layout as HDF5 holds them: texts, lists of texts, numbers; None is left out."""
+    """Attributes of the layout as HDF5 holds them: lists of texts, numbers, texts; None is none."""
     form_of = dict.fromkeys(['channels', 'static', 'variables'], names_of)
     form_of |= dict.fromkeys(['pde', 'source', 'layout'], text_of)
-    stored = {name: form_of.get(name, number_of)(value) for name, value in attributes.items() if value is not None}
-    return {name: value if value == value else attributes[name] for name, value in stored.items()}      # nan: as it was
+    forms = {name: form_of.get(name, number_of)(value) for name, value in attributes.items()
+             if value is not None}
+    return {name: value if value == value else attributes[name] for name, value in forms.items()}
 
 
 # netCDF's attributes that give stored numbers another meaning, and the value of each that does not
-NETCDF = dict(scale_factor=1.0, add_offset=0.0, _FillValue=math.nan, missing_value=math.nan, valid_min=None,
-              valid_max=None, valid_range=None, _Unsigned=None)
-
-
-def require_filters(stored):
-    """Raise InputError for a compression without a filter, even with hdf5plugin."""
-    properties = stored.id.get_create_plist()
-    for i in range(properties.get_nfilters()):
-        code, *_, name = properties.get_filter(i)
-        if not h5py.h5z.filter_avail(code):
-            with suppress(ImportError):
-                import hdf5plugin  # noqa: F401, which registers its filters
-        require(h5py.h5z.filter_avail(code),
-                f'{stored.file.filename}: {stored.name} is compressed, and its filter {code} {text_of(name)} is not '
-                f'installed; pip install hdf5plugin')
+NETCDF = dict(scale_factor=1.0, add_offset=0.0, _FillValue=math.nan, missing_value=math.nan,
+              valid_min=None, valid_max=None, valid_range=None, _Unsigned=None)
 
 
 def whole(file, key):
@@ -79,20 +70,24 @@ def whole(file, key):
     """
     stored = file[key]
     path = stored.file.filename
-    require_filters(stored)
-    require(not stored.is_virtual and not stored.external,
-            f'{path}: {stored.name} lies in other files; copy it into one')
+    where = f'{path}: {stored.name}'
+    properties = stored.id.get_create_plist()
+    for code, *_ in map(properties.get_filter, range(properties.get_nfilters())):
+        require(h5py.h5z.filter_avail(code), f'{where} is compressed, and its filter {code} is not '
+                                             f'installed; pip install hdf5plugin')
+    require(not (stored.is_virtual or stored.external),
+            f'{where} lies in other files; copy it into one')
+    expected = stored.size * stored.id.get_type().get_size()                            # bytes
+    present = stored.id.get_storage_size()
     if stored.chunks:
         expected = math.prod(map(math.ceil, np.divide(stored.shape, stored.chunks)))
         present = stored.id.get_num_chunks()
-    else:
-        expected = stored.size * stored.id.get_type().get_size()                        # bytes
-        present = stored.id.get_storage_size()
-    require(present >= expected, f'{path}: a part of {stored.name} was never written; write or download it again')
+    require(present >= expected,
+            f'{path}: a part of {stored.name} was never written; write or download it again')
     for name in filter(stored.attrs.__contains__, NETCDF):
         value = stored.attrs[name]
         same = str(number_of(value)) == str(NETCDF[name])                   # since nan is not nan
         require(same and np.size(value) == 1,
-                f"{path}: {stored.name} has netCDF's attribute {name}, so its numbers are packed or have gaps; name it "
-                f'FILE.nc, and sources.prepare --source FILE.nc --layout ... reads what they mean')
+                f"{where} has netCDF's attribute {name}, so its numbers are packed or have gaps; "
+                f'name it FILE.nc, which sources.prepare --source FILE.nc --layout ... reads')
     return stored

@@ -9,8 +9,7 @@ import numpy as np
 
 from configs import InputError
 from runtime import files
-from sources.formats import library
-from sources.own import Own, Piece, find_runs, parse_layout, paths_of, reader
+from sources.own import Own, find_runs, library, parse_layout, paths_of
 from sources.prepare import fill
 
 WRITTEN = '.npy', '.h5', '.nc'
@@ -27,12 +26,11 @@ def frames_of(sources, header, last):
         raise InputError(f'{shown}: the dataset does not say how its files were laid out; make it by sources.prepare')
     own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']))
     runs = find_runs(paths_of(sources), own)
-    read = reader(runs)
     frames = []
-    for parts, n, length in runs.trajectories:
-        if length < last:
-            raise InputError(f'{parts[0][0]}: {length} frames are too few for a network that takes {last}')
-        frames.append(read(Piece(parts, 0), slice(n, n + 1), slice(length - last, length)))
+    for piece, n in runs.items:
+        if piece.frames < last:
+            raise InputError(f'{piece.parts[0][0]}: {piece.frames} frames are too few for a network that takes {last}')
+        frames.append(runs.read(piece, slice(n, n + 1), slice(piece.frames - last, piece.frames)))
     u = np.concatenate(frames).astype(np.float32)
     if [*header['channels'][u.shape[-1]:]] == ['mask']:                         # sources.prepare has added it
         values = np.ma.masked_invalid(u)
@@ -40,7 +38,7 @@ def frames_of(sources, header, last):
     if u.shape[-1] != len(header['channels']) or not np.isfinite(u).all():
         raise InputError(f'{shown}: expected finite values of {len(header["channels"])} channels, found '
                          f'{u.shape[-1]}, or nan where the dataset has none')
-    return u, runs.dt
+    return u, runs.attributes['dt']
 
 
 def require_new(path):

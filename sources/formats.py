@@ -7,57 +7,16 @@ import json
 import random
 import re
 from contextlib import contextmanager
-from importlib import import_module
-from pathlib import Path
 from typing import NamedTuple
 
 import h5py
 import numpy as np
 
 from configs import DATASETS, InputError
-from runtime.files import naming
 from runtime.stored import whole
+from sources.own import Own, Source, by_number, find_runs, reading
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
-
-DAMAGED = 'missing, truncated, damaged or of another kind, such as a git-lfs pointer; download it again'
-
-
-class Source(NamedTuple):
-    """Which trajectories a download holds and how they are read."""
-    shape: tuple                # (T, *space, C) of one trajectory, in our order
-    items: object               # [(file, index)] of all trajectories in order; {test: .., train: ..} if it is split
-    read: object                # (file, n, t) -> array (n, t, *space, C)
-    attributes: dict = {}       # those of `data` that differ from configs.py
-
-
-def library(path, name, package):
-    """The module `name` of a package that reads a file of this kind, and that not everybody needs."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise InputError(f'--source {path}: {package} reads files of this kind; run: pip install {package}') from None
-
-
-def even(points):
-    """Whether numbers rise or fall by equal steps, but for their rounding."""
-    steps = np.diff(np.float64(points))
-    rounding = 4 * np.finfo(np.result_type(points, np.float16)).eps * np.abs(points).max()
-    return np.ptp(steps) <= 1e-3 * abs(steps.mean()) + rounding if len(steps) else True
-
-
-@contextmanager
-def reading(where):
-    """Within the block, whatever a library says of a file is one line that names it."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        if isinstance(error, MemoryError) or re.search('memory alloc|allocate memory', str(error), re.I):
-            raise InputError(f'--source {where}: too little memory ({error})') from error
-        with naming(f'--source {where}', DAMAGED, Exception):
-            raise
 
 
 @contextmanager
@@ -65,11 +24,6 @@ def open_hdf5(path):
     """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too."""
     with reading(path), h5py.File(path, 'r') as file:
         yield file
-
-
-def shape_of(path, key):
-    with open_hdf5(path) as file:
-        return file[key].shape
 
 
 def values(path, key, index=()):
@@ -82,75 +36,53 @@ def refuse(path, expected, instead, advice="is it another benchmark's file?"):
     raise InputError(f'--source {path}: expected {expected}, found {instead}; {advice}')
 
 
-def last_number(path):
-    """For sorting: solution_10.nc comes after solution_9.nc."""
-    return int(re.findall(r'\d+', '0' + Path(path).stem)[-1])
-
-
 def find_pieces(source, key):
-    """All rows of `key` in <key>_0.nc, ... or the joined file -> [(file, index)], shape of a row."""
-    files = sorted(source.glob(f'{key}_*.nc'), key=last_number)
-    if [last_number(path) for path in files] != list(range(len(files))):
-        refuse(source, f'{key}_0.nc, {key}_1.nc, ...', ' '.join(path.name for path in files), 'a piece is missing')
+    """Rows of `key` in <key>_0.nc, ... or in the joined file -> [(file, index)], their shape."""
+    count = len([*source.glob(f'{key}_*.nc')])
     items = []
-    for path in files or [source]:
-        N, *shape = shape_of(path, key)
+    for path in [source / f'{key}_{i}.nc' for i in range(count)] or [source]:
+        with open_hdf5(path) as file:
+            N, *shape = file[key].shape
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
 
 
-def find_groups(path, pattern, key):
-    """The groups of a file, one a trajectory -> sorted names, [(file, index)], shape of `key`."""
-    with open_hdf5(path) as file:
-        names = sorted((name for name in file if re.fullmatch(pattern, name)), key=last_number)
-        return names, [(path, i) for i in range(len(names))], file[f'{names[0]}/{key}'].shape
-
-
 def fno(name, path):
-    """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5, or in v7.3 with reversed axes."""
-    is_v5 = path.is_file() and not h5py.is_hdf5(path)
-    if is_v5:
-        with reading(path):
-            u = library(path, 'scipy.io', 'scipy').loadmat(path, variable_names=['u'])['u'].T
-    T, Y, X, N = u.shape if is_v5 else shape_of(path, 'u')
-
-    def read(path, n, t):
-        part = np.s_[t, :, :, n]
-        return (u[part] if is_v5 else values(path, 'u', part)).transpose(3, 0, 2, 1)[..., None]
-    return Source((min(T, DATASETS[name].frames), X, Y, 1), [(path, i) for i in range(N)], read)
+    """FNO's vorticity: `u` (N, X, Y, T), in MATLAB v5 or v7.3."""
+    source = find_runs([path], Own(layout=('NXYT',), variables=('u',), uneven=True))
+    T, *shape = source.shape
+    return source._replace(shape=(min(T, DATASETS[name].frames), *shape), attributes={})
 
 
 def pdebench_flow(name, path):
     """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z)."""
-    channels = DATASETS[name].channels
     with open_hdf5(path) as file:
-        N, *shape = file[channels[0]].shape
         for key, ours in numbers_of(name).items():
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
                 refuse(path, f'{key} = {ours:g}', file.attrs[key])
+    layout = 'NTXYZ'[:2 + DATASETS[name].dims]
+    own = Own(layout=(layout,), variables=DATASETS[name].channels, uneven=True)
+    return find_runs([path], own)._replace(attributes={})
+
+
+def groups(name, path):
+    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C) in groups "0000".
+
+    CNO's steady problems have `input` and `output` (X, Y) in groups Sample_<i>.
+    """
+    steady = name.startswith('cno')
+    with open_hdf5(path) as file:
+        found = sorted(filter(re.compile(r'([Ss]ample_)?\d+').fullmatch, file), key=by_number)
+        first = file[found[0]]
+        shape = (2, *first['input'].shape, 1) if steady else first['data'].shape
 
     def read(path, n, t):
-        return np.stack([values(path, channel, (n, t)) for channel in channels], -1)
-    return Source((*shape, len(channels)), [(path, i) for i in range(N)], read)
-
-
-def pdebench_groups(name, path):
-    """PDEBench's shallow water (T, X, Y, C) and diffusion-reaction (T, Y, X, C): groups "0000", ..."""
-    groups, items, shape = find_groups(path, r'\d+', 'data')
-
-    def read(path, n, t):
-        return np.stack([values(path, f'{group}/data', t) for group in groups[n]])
-    return Source(shape, items, read)
-
-
-def cno(name, path):
-    """CNO's steady problems: a group Sample_<i> has `input` and `output` (X, Y)."""
-    groups, items, shape = find_groups(path, r'[Ss]ample_\d+', 'input')
-
-    def read(path, n, t):
-        frames = ('input', 'output')[t]
-        return np.stack([[values(path, f'{group}/{frame}') for frame in frames] for group in groups[n]])[..., None]
-    return Source((2, *shape, 1), items, read)
+        if steady:
+            frames = ('input', 'output')[t]
+            u = [[values(path, f'{group}/{frame}') for frame in frames] for group in found[n]]
+            return np.stack(u)[..., None]
+        return np.stack([values(path, f'{group}/data', t) for group in found[n]])
+    return Source(shape, [(path, i) for i in range(len(found))], read)
 
 
 def pdearena(name, source):
@@ -215,7 +147,7 @@ def cfdbench(name, source):
     for problem in ('cavity', 'cylinder', 'tube'):
         cases = []
         for part in ('prop', 'bc', 'geo'):
-            cases += sorted((source / problem / part).glob('case*'), key=last_number)
+            cases += sorted((source / problem / part).glob('case*'), key=by_number)
         random.Random(0).shuffle(cases)
         count = round if problem == 'cavity' else int                               # as in DPOT
         train = count(0.8 * len(cases))
@@ -276,8 +208,8 @@ OFFICIAL = {
     'ns2d_fno_1e-4': Official(fno, FAMILIES['ns2d_fno_1e-4'].pde, 10000, 200),
     'ns2d_fno_1e-3': Official(fno, FAMILIES['ns2d_fno_1e-3'].pde, 5000, 200),
     **{name: pdebench(name) for name in DATASETS if '_pdb_M' in name},
-    'swe_pdb': Official(pdebench_groups, FAMILIES['swe_pdb'].pde + ', axes x y', 1000, 100),
-    'dr_pdb': Official(pdebench_groups, FAMILIES['dr_pdb'].pde + ', axes y x', 1000, 100),
+    'swe_pdb': Official(groups, FAMILIES['swe_pdb'].pde + ', axes x y', 1000, 100),
+    'dr_pdb': Official(groups, FAMILIES['dr_pdb'].pde + ', axes y x', 1000, 100),
     'ns2d_pda': SMOKE,
     'ns2d_cond_pda': SMOKE,
     'cfdbench': Official(cfdbench, 'incompressible Navier-Stokes: lid-driven cavity, cylinder, tube, axes y x'),
@@ -286,7 +218,7 @@ OFFICIAL = {
     'wave_layer': WAVE,
     'wave_gauss': WAVE,
     'wave_gauss_c': WAVE,
-    'cno_poisson': Official(cno, '-Lap u = f, unit square, u = 0 at the sides', 1408, 256),
-    'cno_darcy': Official(cno, '-div(a grad u) = f, unit square, u = 0 at the sides', 512, 128),
-    'cno_airfoil': Official(cno, 'steady Euler flow round an airfoil', 1006, 128),
+    'cno_poisson': Official(groups, '-Lap u = f, unit square, u = 0 at the sides', 1408, 256),
+    'cno_darcy': Official(groups, '-div(a grad u) = f, unit square, u = 0 at the sides', 512, 128),
+    'cno_airfoil': Official(groups, 'steady Euler flow round an airfoil', 1006, 128),
 }

@@ -75,12 +75,12 @@ def plan(name, preset='paper', **changes):
         sizes |= NANO | FAMILIES[name].nano
         sizes['train'] *= TRAIN_MULTIPLE[preset]
     sizes |= {key: value for key, value in changes.items() if value is not None}
-    sizes.setdefault('valid', sizes['test'] if preset in TRAIN_MULTIPLE else 0)
-    sizes.setdefault('seed', 0)
+    sizes = {'valid': sizes['test'] if preset in TRAIN_MULTIPLE else 0, 'seed': 0} | sizes
     if dataset.frames == 2 and sizes['frames'] != 2:
         raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
-    for key, least in dict(resolution=16, train=1, valid=0, test=1, frames=min(11, dataset.frames), seed=0).items():
-        configs.bounded(f'--{key}', sizes[key], least=least, most=2 ** 14 if key == 'resolution' else 10 ** 9)
+    least = dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames))
+    for key in ('resolution', 'frames', 'seed', *SPLITS):
+        configs.bounded(f'--{key}', sizes[key], least=least.get(key, 0), most=10 ** 9)
     counts = {split: sizes.pop(split) for split in SPLITS}
     return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
 
@@ -106,30 +106,27 @@ def generate(folder, plans, device='cpu'):
     share their time steps, so that each depends on the others by the scheme's error.
     """
     def missing(plan):
-        return splits_to_write(Path(folder) / plan.name, plan.shapes, plan.attributes())
-    jobs = [(plan, split) for plan in plans for split in missing(plan)]
+        return splits_to_write(Path(folder, plan.name), plan.shapes, plan.attributes())
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
-    bar = Progress(total=sum(plan.counts[split] for plan, split in jobs), unit=' trajectories', disable=not jobs)
     try:
-        for plan, split in jobs:
-            bar.set_description_str(plan.name, refresh=False)
-            N, *shape = plan.shapes[split]
-            size = min(4 if cpu else 32, max(1, 2 ** 28 // math.prod(shape)))
-            batches = [range(N)[first:first + size] for first in range(0, N, size)]
-            path = Path(folder) / plan.name / f'{split}.h5'
-            with files.lock(path.parent, wait='generating'):
-                if split in missing(plan):                            # no other process has made it
-                    with writer(path, (N, *shape), **plan.attributes()) as file:
-                        solutions = pool.map(partial(simulate, plan, split, device=device), batches)
+        for plan in [plan for plan in plans if missing(plan)]:
+            place = Path(folder, plan.name)
+            bar = Progress(total=sum(plan.counts.values()), unit=' trajectories', desc=plan.name)
+            with files.lock(place, wait='generating'), bar:
+                for split in missing(plan):                     # which no other process has made
+                    N, *shape = plan.shapes[split]
+                    size = min(4 if cpu else 32, max(1, 2 ** 28 // math.prod(shape)))
+                    batches = [range(N)[first:first + size] for first in range(0, N, size)]
+                    solutions = pool.map(partial(simulate, plan, split, device=device), batches)
+                    with writer(place / f'{split}.h5', (N, *shape), **plan.attributes()) as file:
                         for batch, fields in zip(batches, solutions):
                             file['data'][batch.start:batch.stop] = fields
                             bar.update(len(batch))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        torch.set_num_threads(threads)          # the pool's initializer has set MKL's threads for the whole process
-        bar.close()
+        torch.set_num_threads(threads)              # the initializer has set MKL's for the process
 
 
 def long_reference(dataset, steps, samples, config, processes):
@@ -158,7 +155,7 @@ def builtin_tests(folder, names, device):
     if names and Path(folder) == Path('data', preset):
         print(f'generating the test sets of {", ".join(names)} in {folder}', flush=True)
         plans = [plan(name, preset) for name in names]
-        generate(folder, [plan._replace(counts={'test': plan.counts['test']}) for plan in plans], device)
+        generate(folder, [each._replace(counts={'test': each.counts['test']}) for each in plans], device)
 
 
 def main():
@@ -166,17 +163,17 @@ def main():
     parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     parser.add_argument('--preset', default='paper', choices=('nano', 'mini', 'paper'), help='which sizes [paper]')
-    sizes = {'resolution': 'grid points a side', 'train': 'training trajectories', 'valid': 'validation trajectories',
-             'test': 'test trajectories', 'frames': 'frames of a trajectory [all five: as in the preset]',
-             'seed': 'seed of the initial states [0]'}
-    for size, words in sizes.items():
-        parser.add_argument(f'--{size}', type=int, metavar='X', help=words)
+    sizes = 'resolution', 'train', 'valid', 'test', 'frames', 'seed'
+    words = 'grid points a side', *['trajectories'] * 3, 'of a trajectory', 'of the initial states [0]'
+    for size, text in zip(sizes, words):
+        parser.add_argument(f'--{size}', type=int, metavar='X', help=text)
     parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
     groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    plans = [plan(name, args.preset, **{size: getattr(args, size) for size in sizes}) for name in names]
+    changes = {size: getattr(args, size) for size in sizes}
+    plans = [plan(name, args.preset, **changes) for name in names]
     generate(folder, plans, distributed.choose_device(args.device))
 
 

@@ -1,33 +1,55 @@
-"""Files of one's own, of several kinds and with axes in any order, as a Source of formats.py.
+"""Files of one's own, of several kinds and with axes in any order, as a Source.
 
 .npy, .npz, MATLAB's .mat (v7.3 is HDF5, older ones need SciPy), netCDF (needs netCDF4) and HDF5.
-Only what is asked for is read, but an array of an .npz or an older .mat as a whole.
+Only what is asked for is read, but an array of a compressed .npz or an older .mat as a whole.
 
-N trajectories, T frames, X Y Z (or H W D) axes of space, C channels. An axis that --layout lacks is
-the one along which the files go.
+N trajectories, T frames, X Y Z (or H W D) axes of space, C channels, or C K of a tensor. An axis
+that --layout lacks is the one along which the files go.
 """
 import functools
 import math
 import re
 import warnings
+import zipfile
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby
+from importlib import import_module
+from itertools import groupby, permutations
 from pathlib import Path
 from typing import NamedTuple
 
 import h5py
 import numpy as np
 
-from configs import arg, check_fields
+from configs import InputError, arg, check_fields
+from runtime.files import naming
 from runtime.stored import require, whole
-from sources.formats import Source, even, library, reading
 
 NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
-POINTS = dict(time='T', times='T', t='T', x='X', y='Y', z='Z')          # usual names of times and grid points
-POINTS |= {f'{axis.lower()}-coordinate': axis for axis in 'TXYZ'}       # and those of PDEBench
+TIMES = 'time', 'times', 't', 't-coordinate'                        # the last is PDEBench's
+GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
+UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
+              'git-lfs pointer; download it again')
 SEVERAL = dict(nargs='+', metavar='X')
+
+
+class Source(NamedTuple):
+    """Which trajectories files hold and how they are read."""
+    shape: tuple                # (T, *space, C) of one trajectory, in our order
+    items: object               # [(file, index)] of all in order; {test: .., train: ..} if split
+    read: object                # (file, n, t) -> array (n, t, *space, C)
+    attributes: dict = {}       # those of `data`; of a benchmark what differs from configs.py
+
+
+class Piece(NamedTuple):
+    """Where a trajectory, or a piece of one, lies: the `file` of a Source of one's own."""
+    parts: tuple                # along T, each some paths, of which each has other variables
+    frames: int
+    start: int = 0              # its first frame in them
+
+    def __str__(self):
+        return f'{self.parts[0][0]}, frame {self.start}'
 
 
 @dataclass(frozen=True)
@@ -50,17 +72,30 @@ class Own:
         check_fields(self)
 
 
-# ------------------------------------------------------------------------------------------------ one file
+# ------------------------------------------------------------------------------------ one file
+
+def reading(where):
+    """Within the block, whatever a library says of a file is one line that names it."""
+    return naming(f'--source {where}', UNREADABLE, Exception)
+
+
+def library(path, name, package):
+    """The module `name` of a package that reads this kind of file, and that not everybody needs."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InputError(f'--source {path}: needs {package}; run: pip install {package}') from None
+
 
 class Stored:
     """An array of an HDF5 file, read at `[index]`; MATLAB's have their axes reversed there."""
 
     def __init__(self, item):
+        kind = item.attrs.get('MATLAB_class')
         self._item = item
-        self._step = -1 if 'MATLAB_class' in item.attrs else 1
+        self._step = -1 if kind else 1
         self.shape = item.shape[::self._step]
-        text = item.attrs.get('MATLAB_class') in (b'char', 'char')
-        self.dtype = np.dtype('O') if text else item.dtype
+        self.dtype = None if kind in (b'char', 'char') else item.dtype
 
     def __getitem__(self, index):
         values = whole(self._item.file, self._item.name)[index[::self._step]]
@@ -69,306 +104,338 @@ class Stored:
 
 @functools.lru_cache(2)
 def in_memory(path, names, changed):
-    """{name: array} of `names`, or of all, in an .npz or an older .mat. changed: when it was written."""
+    """{name: array} of `names`, or of all, in an .npz or an older .mat.
+
+    changed: when it was written.
+    """
     if path.suffix.lower() == '.mat':
-        return library(path, 'scipy.io', 'scipy').loadmat(path, variable_names=names or None)
-    with np.load(path, allow_pickle=False) as file:
-        found = {} if names else dict.fromkeys(file.files)
-        for name in names or file.files:
-            with suppress(ValueError, KeyError):                        # an object array, or none of this name
-                found[name] = file[name]
-        return found
+        scipy = library(path, 'scipy.io', 'scipy')
+        return scipy.loadmat(path, variable_names=names or None)
+    found = {}
+    with zipfile.ZipFile(path) as file:
+        for member in file.infolist():
+            name = member.filename.removesuffix('.npy')
+            found[name] = None
+            with suppress(ValueError), file.open(member) as stream:         # an array of objects
+                if member.compress_type == zipfile.ZIP_STORED:          # it is mapped, as an .npy
+                    np.lib.format.read_magic(file.fp)
+                    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file.fp)
+                    order = 'F' if by_columns else 'C'
+                    found[name] = np.memmap(path, dtype, 'r', file.fp.tell(), shape, order)
+                elif not names or name in names:
+                    found[name] = np.load(stream, allow_pickle=False)
+    return found
 
 
 @contextmanager
-def opened(path, names=()):
-    """{name: array} of the real numbers in a file, in its attributes, too; and the names of the rest."""
-    kind = path.suffix.lower()
+def opened(paths, names=()):
+    """{name: array} in files and in their attributes; None: not of real numbers.
+
+    names: of a compressed .npz and an older .mat these alone are read.
+    """
     attributes, found = {}, {}
-    with reading(path), ExitStack() as stack:
-        if kind == '.npy':
-            found = dict.fromkeys(['', path.stem], np.load(path, mmap_mode='r', allow_pickle=False))
-        elif kind == '.npz' or kind == '.mat' and not h5py.is_hdf5(path):
-            found = in_memory(path, names, path.stat().st_mtime_ns)
-        elif kind in NETCDF:
-            stack.enter_context(warnings.catch_warnings(action='error', category=UserWarning))  # gaps it cannot tell
-            file = stack.enter_context(library(path, 'netCDF4', 'netCDF4').Dataset(path))
-            attributes = {name: file.getncattr(name) for name in file.ncattrs()}
-            groups = [file]
-            for group in groups:
-                groups += group.groups.values()
-                found |= {f'{group.path}/{name}'.strip('/'): array for name, array in group.variables.items()}
-        else:
-            file = stack.enter_context(h5py.File(path))
-            attributes = file.attrs
-            file.visititems(lambda name, item: found.update({name: Stored(item)} if hasattr(item, 'dtype') else {}))
-        found = {name: np.ravel(value)[0] for name, value in attributes.items() if np.size(value) == 1} | found
-        numbers = {name: array for name, array in found.items()
-                   if getattr(getattr(array, 'dtype', None), 'kind', 'O') in 'fiub'}
-        yield numbers, [name for name in found if name and name not in numbers and not name.startswith('__')]
+    with reading(' '.join(map(str, paths))), ExitStack() as stack:
+        for path in paths:
+            kind = path.suffix.lower()
+            if kind == '.npy':
+                array = np.load(path, mmap_mode='r', allow_pickle=False)
+                found |= {'': array, path.stem: array}
+            elif kind == '.npz' or kind == '.mat' and not h5py.is_hdf5(path):
+                found |= in_memory(path, tuple(names), path.stat().st_mtime_ns)
+            elif kind in NETCDF:
+                problem = 'an attribute must have the type of its variable, or gaps are missed'
+                stack.enter_context(naming(f'--source {path}', problem, UserWarning))
+                stack.enter_context(warnings.catch_warnings(action='error', category=UserWarning))
+                netcdf = library(path, 'netCDF4', 'netCDF4')
+                file = stack.enter_context(netcdf.Dataset(path))
+                attributes |= {name: file.getncattr(name) for name in file.ncattrs()}
+                found |= file.variables | {name: file[name] for name in names if '/' in name}
+            else:
+                file = stack.enter_context(h5py.File(path))
+                attributes |= file.attrs
+                file.visititems(lambda name, item: found.update(
+                    {name: Stored(item)} if isinstance(item, h5py.Dataset) else {}))
+        numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
+                   if np.size(value) == 1}
+        found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
+        types = {name: getattr(array, 'dtype', None) for name, array in found.items()}
+        yield {name: found[name] if getattr(dtype, 'kind', 'O') in 'fiub' else None
+               for name, dtype in types.items()}
+
+
+def contents(path, names=()):
+    """{name: shape} of the arrays of real numbers in a file, and all that is in it in words."""
+    with opened([path], names) as found:
+        shapes = {name: array.shape for name, array in found.items() if array is not None}
+        others = ' '.join(name for name in found if name and name not in shapes)
+    words = ', '.join(f'{name} {shape}' for name, shape in shapes.items() if name and shape)
+    return shapes, (words or 'none') + f' (not of real numbers: {others})' * bool(others)
 
 
 def places(shape, axes):
-    """The places of `axes` in a shape, which may have others of size 1; None if they do not fit."""
+    """The places of `axes` in a shape, which may have more of size 1; None if they do not fit."""
     longer = [i for i, size in enumerate(shape) if size > 1]
-    return [*range(len(shape))] if len(shape) == len(axes) else longer if len(longer) == len(axes) else None
+    if len(shape) == len(axes):
+        return [*range(len(shape))]
+    return longer if len(longer) == len(axes) else None
 
 
-def arranged(array, axes, order, **cut):
-    """The numbers of an array at {axis: slice}, its axes in `order`, with 1 for those that it lacks."""
-    at = dict(zip(axes, places(array.shape, axes)))
-    index = [slice(None)] * len(array.shape)
-    for axis in cut.keys() & at:
-        index[at[axis]] = cut[axis]
-    values = array[tuple(index)]
-    if np.ma.isMaskedArray(values):
-        values = values.astype(np.float64).filled(np.nan)
-    there = [axis for axis in order if axis in at]
-    values = np.reshape(values, [np.shape(values)[place] for place in at.values()])
-    values = values.transpose([axes.index(axis) for axis in there])
-    return np.expand_dims(values, [i for i, axis in enumerate(order) if axis not in at])
+def read_channels(arrays, order, **cut):
+    """The channels of all [(array, its axes)] at {axis: slice}, along the axes of `order`.
+
+    What lacks an axis is repeated along it.
+    """
+    parts = []
+    for array, axes in arrays:
+        index = [0] * len(array.shape)                                      # of more axes of size 1
+        for axis, place in zip(axes, places(array.shape, axes)):
+            index[place] = cut.get(axis, slice(None))
+        values = array[tuple(index)]
+        if np.ma.isMaskedArray(values):
+            values = values.astype(np.float64).filled(np.nan)
+        values = np.transpose(values, [axes.index(axis) for axis in order + 'K' if axis in axes])
+        values = np.expand_dims(values, [i for i, axis in enumerate(order) if axis not in axes])
+        parts.append(values.reshape(*values.shape[:len(order) - 1], -1))
+    shape = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return np.concatenate([np.broadcast_to(part, (*shape, part.shape[-1])) for part in parts], -1)
 
 
-# ------------------------------------------------------------------------------------------------ axes
+# ------------------------------------------------------------------------------------ axes
 
 def parse_layout(words):
-    """The words of --layout -> axes of what evolves, '' for none, and {variable: axes} of those it names."""
+    """The words of --layout -> axes of what evolves, or '', and {variable: axes} of those named."""
     named = {}
     for word in words:
         name, _, text = word.rpartition('=')
         axes = text.upper().translate(str.maketrans('HWD', 'XYZ'))
-        require(name not in named and len({*axes}) == len(axes) and {*axes} <= {*'NTXYZC'},
-                f'--layout {word}: expected the axes of an array in their order, each once: N trajectories, T frames, '
-                f'H W D (or X Y Z) in space, C channels, such as NTCHW or TX')
+        require(name not in named and len({*axes}) == len(axes) and {*axes} <= {*'NTXYZCK'},
+                f'--layout {word}: expected the axes of an array in their order, each once: '
+                f'N trajectories, T frames, H W D or X Y Z in space, C channels, such as NTCHW')
         named[name] = axes
     main = named.pop('', max(named.values(), key=len, default=''))
     return main, named
 
 
-def contents(path, names, main):
-    """What a file says of `names`, or of its only variable with the axes `main`.
+def fit_axes(path, arrays, main, named, sizes):
+    """{name: axes} of {name: array} in a file; the `sizes` of axes become complete.
 
-    Returns {variable: (shape, names of its dimensions, '' where it says none)}, {axis: times or grid
-    points}, and all variables in words.
+    Axes that are not `named`, or `main`, are told by the names of dimensions and by their sizes.
     """
-    with opened(path, names and (*names, *POINTS)) as (found, rest):
-        listed = ', '.join(f'{name} {array.shape}' for name, array in found.items() if name and array.shape) or 'none'
-        listed += f' (not of real numbers: {" ".join(rest)})' if rest else ''
-        require(main, f'--layout is missing: the axes in their order, such as NTHWC for {path}: {listed}')
-        fields = [name for name, array in found.items() if places(array.shape, main)]
-        require(names or len(fields) == 1 or '' in fields,
-                f'--source {path}: name the variables with --variables; there are {listed}')
-        arrays = {name: (found[name].shape, getattr(found[name], 'dimensions', [''] * len(found[name].shape)))
-                  for name in names or fields[:1] if name in found}
-        points = {POINTS[name.lower()]: np.ravel(array[(slice(None),) * len(array.shape)])
-                  for name, array in found.items() if name.lower() in POINTS and sum(n > 1 for n in array.shape) < 2}
-        return arrays, points, listed
-
-
-def fit_axes(path, arrays, main, named, grid):
-    """({name: axes}, {axis: size}) of the arrays in a file, as --layout says.
-
-    Axes of an array that it does not name are told by its dimensions' names, or by their sizes.
-    grid: the sizes of axes of space in other files.
-    """
-    axes = {name: named.get(name, main if places(shape, main) else None) for name, (shape, _) in arrays.items()}
-    require(main in axes.values(), f'--source {path}: --layout {main} fits none of ' + ', '.join(
-        f'{name} {shape}' for name, (shape, _) in arrays.items()))
-    sizes = dict(grid)
-    axis_of = {}                                                                # {name of a dimension: axis}
-    for name in sorted(arrays, key=lambda name: axes[name] is None):
-        shape, dimensions = arrays[name]
-        if axes[name] is None:
+    axes = {name: main for name, array in arrays.items() if places(array.shape, main)} | named
+    axis_of = {}                                                    # {name of a dimension: axis}
+    for name in sorted(arrays, key=lambda name: name not in axes):
+        shape = arrays[name].shape
+        where = f'--source {path}: {name} has the shape {shape}'
+        dimensions = getattr(arrays[name], 'dimensions', [''] * len(shape))
+        if name not in axes:
             longer = [i for i, size in enumerate(shape) if size > 1]
-            said = [axis_of.get(dimensions[i], '') for i in longer]
-            fits = [''.join(said)] if all(said) else [
-                ''.join(some) for some in combinations(main, len(longer))
-                if [sizes[axis] for axis in some] == [shape[i] for i in longer]]
-            require(len(fits) == 1, f'{name} has the shape {shape}, along {" or ".join(fits) or "none"} of the axes '
-                                    f'{sizes}; say which: --layout {main} {name}={(fits or ["XY"])[0]}')
+            fits = [''.join(some) for some in permutations(main, len(longer)) if all(
+                sizes.get(axis) == shape[i] and axis_of.get(dimensions[i], axis) == axis
+                for axis, i in zip(some, longer))]
+            require(len(fits) == 1, f'{where}, along {" or ".join(fits) or "none"} of the axes '
+                                    f'{sizes or main}; say which: --layout {main} {name}=X')
             axes[name], = fits
-        require('T' not in axes[name] or {*main} <= {*axes[name], 'C'},
-                f'{name} has the axes {axes[name]}: what changes in time needs all of {main}')
         at = places(shape, axes[name])
-        require(at is not None, f'--source {path}: --layout {axes[name]} does not fit {name} {shape}')
+        require(at is not None, f'{where}, which --layout {axes[name]} does not fit')
         for axis, place in zip(axes[name], at):
-            require(axis == 'C' or sizes.setdefault(axis, shape[place]) == shape[place],
-                    f'--source {path}: {name} {shape} has {shape[place]} along {axis}, but others {sizes.get(axis)}')
-            if dimensions[place] and not dimensions[place].startswith('phony_dim'):     # netCDF4's own, by size
-                axis_of[dimensions[place]] = axis
-    return axes, sizes
+            require(axis in 'CK' or sizes.setdefault(axis, shape[place]) == shape[place],
+                    f'{where}, {shape[place]} along {axis}, but others {sizes.get(axis)}')
+            if dimensions[place] and not dimensions[place].startswith('phony_dim'):
+                axis_of[dimensions[place]] = axis                   # netCDF4's phony ones are sizes
+    return {name: axes[name] for name in arrays}
 
 
-# ------------------------------------------------------------------------------------------------ several files
+def points_of(found, names, size):
+    """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size)."""
+    for name, array in found.items():
+        if array is not None and name.split('/')[-1].lower() in names:
+            if math.prod(array.shape) == size or array.shape[1:] == (size,):
+                yield np.reshape(array[(slice(None),) * len(array.shape)], (-1, size))
+
+
+def even_step(path, points, uneven):
+    """The step between numbers. InputError: it changes beyond rounding, and may not be `uneven`."""
+    steps = np.diff(np.float64(points))
+    rounding = 4 * np.finfo(np.result_type(points, np.float16)).eps * np.abs(points).max()
+    require(uneven or np.ptp(steps) <= 1e-3 * abs(steps.mean()) + rounding,
+            f'--source {path}: times or grid points {points[:5]} ... are uneven; --uneven takes '
+            f'them as even')
+    return steps.mean()
+
+
+# ------------------------------------------------------------------------------------ several files
+
+def by_number(path):
+    """For sorting: solution_10.nc comes after solution_9.nc."""
+    parts = re.split(r'(\d+\.\d+|\d+)', str(path))
+    return [float(word) if i % 2 else word for i, word in enumerate(parts)]
+
 
 def paths_of(sources):
     """Files in the order of the numbers in their names; a folder stands for its files."""
     paths = set()
     for source in map(Path, sources):
-        inside = source.iterdir() if source.is_dir() else [source]
-        inside = [path for path in inside if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.']
-        require(inside, f'--source {source}: there is no such file of the kinds {" ".join(KINDS)}')
-        paths.update(inside)
-
-    def numbers(path):
-        parts = re.split(r'(\d+\.\d+|\d+)', str(path))
-        return [float(word) if i % 2 else word for i, word in enumerate(parts)]
-    return sorted(paths, key=numbers)
+        inside = {path for path in (source.iterdir() if source.is_dir() else [source])
+                  if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.'}
+        require(inside, f'--source {source}: there is no file of the kinds {" ".join(KINDS)}')
+        paths |= inside
+    return sorted(paths, key=by_number)
 
 
-class Runs(NamedTuple):
-    """What some files hold together. A part is a file, or several, of which each has other variables."""
-    main: str                   # the axes of what evolves
-    axes: dict                  # {variable: its axes}
-    widths: dict                # {variable: number of its channels}
-    grid: tuple
-    dt: float                   # by the times in the files; None if they do not say it
-    trajectories: list          # [(parts along T, each a tuple of paths, number in each part, frames)]
+def join(paths, own):
+    """[Piece.parts] of the trajectories in files, and the names of the variables to read.
+
+    Prints what was joined along what.
+    """
+    main, named = parse_layout(own.layout)
+    names = own.variables
+    if not main or not names:
+        shapes, listed = contents(paths[0])
+        require(main, f'--layout is missing: the axes in their order, such as NTHWC for {paths[0]}: '
+                      f'{listed}')
+        names = [name for name, shape in shapes.items() if places(shape, main)]
+        require(len(names) == 1 or '' in names,
+                f'--source {paths[0]}: name the variables with --variables; there are {listed}')
+        names = names[:1]
+        print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
+    require(named.keys() <= {*names},
+            f'--layout {" ".join(own.layout)}: the variables are {" ".join(names)}')
+    how = 'trajectories (N)'
+    runs = [((path,),) for path in paths]
+    if 'T' not in main:
+        how = 'frames (T)'                                  # those in a folder are a trajectory
+        folders = groupby(paths, lambda path: path.parent)
+        runs = [tuple((path,) for path in folder) for _, folder in folders]
+    homes = [(name, path) for path in paths if len(paths) <= len(names)
+             for name in contents(path, names)[0] if name in names]
+    if sorted(name for name, _ in homes) == sorted(names) and {p for _, p in homes} == {*paths}:
+        how = 'channels'
+        runs = [(tuple(paths),)]
+    if len(paths) > 1:
+        print(f'{len(paths)} files are joined as {how}: {paths[0].name} ... {paths[-1].name}')
+    return runs, names
 
 
 def find_runs(paths, own):
-    """The Runs in files, by the flags of an Own. Prints what was joined along what."""
-    main, named = parse_layout(own.layout)
-    held = {(path,): contents(path, own.variables, main) for path in paths}
-    arrays, _, listed = held[paths[0],]
-    names = own.variables or (*arrays,)
-    if not own.variables:
-        print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
-    require({*named} <= {*names}, f'--layout {" ".join(own.layout)}: the variables are {" ".join(names)}')
-    how = 'trajectories (N)' if 'T' in main else 'frames (T)'
-    homes = [(name, path) for (path,), (arrays, *_) in held.items() for name in arrays]
-    if len(homes) == len(names) and {name for name, _ in homes} == {*names} and {path for _, path in homes} == {*paths}:
-        arrays, points = ({name: it for of_path in held.values() for name, it in of_path[i].items()} for i in (0, 1))
-        held = {tuple(paths): (arrays, points, listed)}
-        how = 'channels'
-    if len(paths) > 1:
-        print(f'{len(paths)} files are joined as {how}: {paths[0].name} ... {paths[-1].name}')
-    axes = {}
-    sizes = {}                                                                  # {part: {axis: size}}
-    grid = {}                                                                   # the same of space
-    for part, (arrays, _, listed) in held.items():
-        for name in names:
-            require(name in arrays, f'--variables {name}: not in {part[0]}, which has {listed}')
-        axes, sizes[part] = fit_axes(part[0], {name: arrays[name] for name in names}, main, axes or named, grid)
-        grid = {axis: sizes[part][axis] for axis in 'XYZ' if axis in sizes[part]}
-    widths = {name: math.prod(arrays[name][0]) // math.prod(sizes[part][axis] for axis in axes[name] if axis != 'C')
-              for name in names}
-    runs = [(part,) for part in held]
-    if 'T' not in main:                                                     # the frames in a folder are a trajectory
-        runs = [tuple(parts) for _, parts in groupby(held, lambda part: part[0].parent)]
-    sizes = {parts: {'T': len(parts), 'N': 1, **sizes[parts[0]]} for parts in runs}
-    trajectories = [(parts, n, sizes[parts]['T']) for parts in runs for n in range(sizes[parts]['N'])]
-    points = {part: points for part, (_, points, _) in held.items()}
-    return Runs(main, axes, widths, tuple(grid.values()), dt_of(sizes, points, own.uneven), trajectories)
+    """The Source of whole trajectories in files, by the flags of an Own.
 
-
-def dt_of(sizes, points, uneven):
-    """The time between two frames, or None; an InputError for times or grid points that are uneven or differ.
-
-    sizes: {parts: {axis: size}}.
-    points: {part: {axis: its times or grid points}}.
+    Its shape is that of the shortest. dt is None if the files do not say it.
     """
-    steps = []
-    for parts, of_parts in sizes.items():
-        path = parts[0][0]
-        times = np.concatenate([points[part].get('T', []) for part in parts])
-        for axis, line in (points[parts[0]] | {'T': times}).items():
-            if 1 < len(line) == of_parts.get(axis):                         # or it is not that of the fields
-                require(uneven or even(line), f'--source {path}: {"times" if axis == "T" else axis} {line[:5]} ... are '
-                                              f'uneven; --uneven takes them as even')
-                steps += [(np.diff(line).mean(), path)] if axis == 'T' else []
+    main, axes = parse_layout(own.layout)
+    runs, names = join(paths, own)
+    grid = {}                                               # {axis of space: size}
+    items, steps = [], []
+    for run in runs:
+        times = []
+        for part in run:
+            with opened(part, (*names, *TIMES, *GRIDS)) as found:
+                for name in names:
+                    if found.get(name) is None:
+                        raise InputError(f'--variables {name}: not in {part[0]}, which has '
+                                         f'{contents(part[0])[1]}')
+                arrays = {name: found[name] for name in names}
+                sizes = dict(grid)
+                axes = fit_axes(part[0], arrays, main, axes, sizes)
+                grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
+                for size in {*grid.values()} - {1}:
+                    for points in points_of(found, GRIDS, size):
+                        even_step(part[0], points[0], own.uneven)
+                times += [next(points_of(found, TIMES, sizes.get('T', 1)), [])]
+                counts = {name: math.prod(array.shape) for name, array in arrays.items()}
+        frames = sizes.get('T', len(run))
+        items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
+        if frames > 1 and all(map(len, times)):
+            for line in np.concatenate(times, 1):
+                steps.append((even_step(run[0][0], line, own.uneven), run[0][0]))
     (low, here), (high, there) = (limit(steps, default=(1, '')) for limit in (min, max))
-    require(uneven or np.isclose(low, high, rtol=1e-3, atol=0),
-            f'--source {there}: the time between frames is {high:g}, in {here} {low:g}; --uneven takes them as equal')
-    return float(np.mean([step for step, _ in steps])) if steps else None
+    require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
+            f'--source {there}: the time between frames is {high:g}, in {here} {low:g}; --uneven '
+            f'takes them as equal')
+    channels, static = [], []
+    for name, its in axes.items():
+        C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
+        new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
+        channels += new
+        if {*main} - {*its, 'C'} and 'T' not in its:
+            print(f'{name} is static, {"along " + its if its else "a number"}')
+            static += new
+    called = dict(zip(channels, own.channels or channels))
+    require(len(own.channels) in (0, len(channels)), f'--channels {" ".join(own.channels)}: there '
+            f'are {len(channels)} channels, {" ".join(channels)}')
+    attributes = dict(
+        channels=[*called.values()], static=[called[name] for name in static],
+        dt=float(np.mean([step for step, _ in steps])) if steps else None, variables=[*axes],
+        layout=' '.join([main, *(f'{name}={its}' for name, its in axes.items() if its != main)]),
+        source=' '.join(dict.fromkeys([paths[0].name, paths[-1].name])))
+    space = [1, *grid.values()][-max(2, len(grid)):]                    # one dimension is (1, X)
+    shape = min(piece.frames for piece, _ in items), *space, len(channels)
+    return Source(shape, items, reader(main, axes), attributes)
 
 
-# ------------------------------------------------------------------------------------------------ the source
-
-class Piece(NamedTuple):
-    """Where a trajectory, or a piece of one, lies."""
-    parts: tuple                # along T, each of one path or several
-    start: int                  # its first frame in them
-
-    def __str__(self):
-        return f'{self.parts[0][0]}, frame {self.start}'
-
-
-def reader(runs):
-    """The function `read` of a Source."""
-    order = ['N', 'T', *sorted({*runs.main} & {*'XYZ'}), 'C']
+def reader(main, axes):
+    """The function `read` of a Source of the variables {name: axes}."""
+    order = 'NT' + ''.join(sorted({*main} & {*'XYZ'})) + 'C'
 
     def block(paths, **cut):
-        with ExitStack() as stack:
-            found = {}
-            for path in paths:
-                found |= stack.enter_context(opened(path, tuple(runs.axes)))[0]
-            arrays = [arranged(found[name], axes, order, **cut) for name, axes in runs.axes.items()]
-        shape = np.broadcast_shapes(*(values.shape[:-1] for values in arrays))
-        values = np.concatenate([np.broadcast_to(values, (*shape, values.shape[-1])) for values in arrays], -1)
-        return values[:, :, None] if len(order) == 4 else values                        # one dimension is (1, X)
+        with opened(paths, axes) as found:
+            arrays = [(found[name], its) for name, its in axes.items()]
+            u = read_channels(arrays, order, **cut)
+        return u[:, :, None] if len(order) == 4 else u
 
     def read(piece, n, t):
         t = slice(piece.start + t.start, piece.start + t.stop)
-        if 'T' in runs.main:
+        if 'T' in main:
             return block(piece.parts[0], N=n, T=t)
         return np.concatenate([block(paths, N=n) for paths in piece.parts[t]], 1)
     return read
 
 
+# ------------------------------------------------------------------------------------ the dataset
+
 def splits(trajectories, own):
     """{split: pieces} of lists of pieces, one a trajectory, by the flags of an Own."""
     count = len(trajectories)
-    order = np.random.default_rng(own.seed).permutation(count) if own.split == 'seed' else np.arange(count)[::-1]
+    order = np.arange(count)[::-1]
+    if own.split == 'seed':
+        order = np.random.default_rng(own.seed).permutation(count)
     tests = 0 if own.test_source else max(1, round(own.test * count))
     valids = tests + round(own.valid * count)
-    require(valids < count, f'{count} trajectories are too few for --test {own.test} and --valid {own.valid}; '
-                            f'--frames N cuts long ones into pieces of N frames')
+    require(valids < count, f'{count} trajectories are too few for --test {own.test} and --valid '
+                            f'{own.valid}; --frames N cuts long ones into pieces of N frames')
     numbers = {'test': order[:tests], 'valid': order[tests:valids], 'train': order[valids:]}
-    return {split: [piece for i in sorted(some) for piece in trajectories[i]] for split, some in numbers.items()}
+    return {split: [piece for i in sorted(some) for piece in trajectories[i]]
+            for split, some in numbers.items()}
 
 
 def own_source(sources, own):
     """The Source in files of one's own, which is split, by the flags of an Own."""
-    paths = paths_of([*sources, *own.test_source])
-    runs = find_runs(paths, own)
-    lengths = [length for *_, length in runs.trajectories]
+    source = find_runs(paths_of([*sources, *own.test_source]), own)
+    attributes = source.attributes
+    main, named = parse_layout(attributes['layout'].split())
+    for name, axes in named.items():
+        require('T' not in axes or {*main} <= {*axes, 'C'},
+                f'--layout {name}={axes}: what changes in time needs all of {main}')
+    lengths = [piece.frames for piece, _ in source.items]
     frames = own.frames or min(lengths)
     require(own.frames or frames == max(lengths),
-            f'--source {paths[0]}: trajectories of {frames} to {max(lengths)} frames; --frames {frames} cuts them into '
-            f'pieces of as many')
-    require(frames <= max(lengths), f'--frames {frames}: the longest trajectory has {max(lengths)}')
+            f'--source: trajectories of {frames} to {max(lengths)} frames; --frames {frames} cuts '
+            f'them into pieces of as many')
     if own.frames:
-        print(f'{sum(length % frames for length in lengths)} frames at the ends of trajectories are left out')
+        print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
     tests = paths_of(own.test_source)
-    mine, given = [], []                                                        # the latter in --test_source
-    for parts, n, length in runs.trajectories:
-        pieces = [(Piece(parts, start), n) for start in range(0, length - frames + 1, frames)]
-        if pieces:
-            (given if parts[0][0] in tests else mine).append(pieces)
+    mine, given = [], []                                                # the latter in --test_source
+    for piece, n in source.items:
+        starts = range(0, piece.frames - frames + 1, frames)
+        pieces = [(Piece(piece.parts, frames, start), n) for start in starts]
+        (given if piece.parts[0][0] in tests else mine).append(pieces)
     if len(mine) == 1 and own.frames:
         print('one trajectory, which is split in time: its last pieces are for testing')
         mine = [[piece] for piece in mine[0]]
         own = replace(own, split='order')
-    items = splits(mine, own)
+    items = splits([pieces for pieces in mine if pieces], own)
     items['test'] += [piece for pieces in given for piece in pieces]
-    dt = own.dt or runs.dt or 1.0
-    print(f'dt {dt:g}, {"of --dt" if own.dt else "as in the files" if runs.dt else "since no file says it"}')
-    channels = []
-    static = []
-    for name, axes in runs.axes.items():
-        width = runs.widths[name]
-        its = [name] if name and width == 1 else [f'{name}_{c}'.strip('_') for c in range(width)]
-        channels += its
-        if {*runs.main} - {*axes, 'C'}:
-            print(f'{name} is static, {"along " + axes if axes else "a number"}')
-            static += its
-    called = dict(zip(channels, own.channels or channels))
-    require(len(own.channels) in (0, len(channels)),
-            f'--channels {" ".join(own.channels)}: there are {len(channels)} channels, {" ".join(channels)}')
-    layout = ' '.join([runs.main, *(f'{name}={axes}' for name, axes in runs.axes.items() if axes != runs.main)])
-    attributes = dict(channels=[*called.values()], static=[called[name] for name in static], dt=dt, layout=layout,
-                      source=' '.join(dict.fromkeys([paths[0].name, paths[-1].name])), variables=[*runs.axes])
-    grid = (1, *runs.grid) if len(runs.grid) == 1 else runs.grid
     items = {split: pieces for split, pieces in items.items() if pieces}
-    return Source((frames, *grid, len(channels)), items, reader(runs), attributes)
+    dt = own.dt or attributes['dt'] or 1.0
+    origin = 'as in the files' if attributes['dt'] else 'since no file says it'
+    print(f'dt {dt:g}, {"of --dt" if own.dt else origin}')
+    return Source((frames, *source.shape[1:]), items, source.read, attributes | {'dt': dt})

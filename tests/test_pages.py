@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import subprocess
 import unicodedata
 
 import h5py
@@ -45,22 +46,36 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
         assert not anchor or anchor in anchors(linked), target
 
 
+def flags_of(script, words, capsys):
+    """The names of the flags that a script takes, with these words before --help."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr('sys.argv', [script, *words, '--help'])
+        SCRIPTS[script]()
+    return set(re.findall(r'--(\w+)', capsys.readouterr().out))
+
+
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_the_pages_take_their_flags(page, capsys):
     code = '\n'.join(re.findall(r'```\w*\n(.*?)```', page.read_text(), re.S)).replace('\\\n', ' ')
     for line in code.splitlines():
         line = re.sub(r"'[^']*'", 'X', line.partition(' #')[0])            # flags within a flag
-        for script, main in SCRIPTS.items():
+        for script in SCRIPTS:
             found = re.search(rf'(?<=[ /])({re.escape(script)}) (.*?)(&&|;|\||$)', ' ' + line)
             if not found:
                 continue
             size = re.search(r'--size (\S+)', found[2])
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-                patch.setattr('sys.argv', [script, *(size[0].split() if size else []), '--help'])
-                main()
-            known = set(re.findall(r'--(\w+)', capsys.readouterr().out))
+            known = flags_of(script, size[0].split() if size else [], capsys)
             given = set(re.findall(r'(?<=\s)--(\w+)', ' ' + found[2]))
             assert given <= known, f'{line}: {given - known}'
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'lab/runs').glob('*.sh')), ids=lambda path: path.stem)
+def test_a_recipe_is_a_script_whose_commands_take_its_flags(path, capsys):
+    assert subprocess.run(['bash', '-n', path]).returncode == 0
+    given = set(re.findall(r'(?<=\s)--(\w+)', re.sub(r'#.*', '', path.read_text())))
+    known = {'nnodes', 'nproc_per_node', 'max_restarts', 'rdzv_backend', 'rdzv_id', 'rdzv_endpoint'}    # torchrun's
+    known |= flags_of('train.py', [], capsys) | flags_of('sources.generate', [], capsys)
+    assert len(given) > 4 and given <= known, given - known
 
 
 def blocks_of(title):

@@ -56,13 +56,12 @@ COMMANDS = {
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
         (evaluate, 'SMALL --rollout -1', '--rollout -1 must be at least'),
-        (evaluate, 'SMALL --json out/small/last.pt', '--json out/small/last.pt: the name of a report ends in .json'),
-        *((script, f'SMALL --json {path}', f'--json {path}: this file is there; choose another name, or delete it')
-          for script, path in ((evaluate, 'pre/config.json'), (interpret, 'report.json'))),
+        *((script, f'SMALL --json {path}', f'--json {path}: this file is there; choose another name')
+          for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
         (reproduce, "main --data data --recipe '\"'", '--recipe ": not words of a shell (No closing quotation)'),
-        *((evaluate, f'SMALL --json {path}.json', words) for path, words in (
-            ('file/a', 'file/a.json: cannot be written into'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
+        *((evaluate, f'SMALL --datasets own --json {path}.json', words) for path, words in (
+            ('file/a', 'file/a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
         (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported (No module named'),
         (generate, '--data target swe', 'did you mean swe_pdb?'),
         (generate, '--data target swe_pdb --resolution 1000000000000000000', 'must be at most'),
@@ -74,11 +73,11 @@ COMMANDS = {
     ],
     'data': [
         (train, 'RUN --datasets swe_pbd', '--datasets swe_pbd: no '),
-        (train, 'RUN --channels 2', 'own/train.h5: 3 channels, the model has 2; train with --channels 3'),
-        (train, 'RUN --frames 8', 'swe_pdb/train.h5: 7 frames are too few for a model that takes 8'),
+        (train, 'RUN --channels 2', 'own/train.h5: ...3 channels do not fit a model of ...--channels 3'),
+        (train, 'RUN --frames 8', 'swe_pdb/train.h5: 7 frames, ...do not fit ...--frames 6'),
         (finetune, 'TUNE --dataset newer', '/newer/train.h5; did you mean new?'),
-        (evaluate, 'SMALL --data none', '--data none: no such folder'),
-        (evaluate, 'AOT --datasets own deep', 'deep/test.h5: 3 dimensions of space, '),
+        (evaluate, 'SMALL --data none', '--data none: the folder holds no'),
+        (evaluate, 'AOT --datasets own deep', 'deep/test.h5: 7 frames, 3-D, '),
         (interpret, 'AOT --unseen own', 'was trained on one of --unseen own'),
         (prepare, '--data target ns2d_pda --source out', 'files *.h5'),
     ],
@@ -209,8 +208,8 @@ def loaded(change):
     evaluate.load('a.pt')
 
 
-def rollout(frames, steps=1):
-    evaluate.rollout(small_model(), frames, steps)
+def rollout(frames):
+    evaluate.rollout(small_model(), frames, 1)
 
 
 def l2re(target):
@@ -228,14 +227,13 @@ CALLS = {
         (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', 'experts 16: AOTPOT needs'),
     ],
     'frames of a rollout': [
-        (rollout, np.ones((2, 8, 8, 2)), 'frames: 2 ...this model needs 3 to predict'),
-        (rollout, np.ones((3, 8, 8, 5)), '(3, 8, 8, 5); ...where C is at most 4'),
+        (rollout, np.ones((2, 8, 8, 2)), 'the shape (2, 8, 8, 2); ...T is at least 3'),
+        (rollout, np.ones((3, 8, 8, 5)), '(3, 8, 8, 5); ...C is at most 4'),
         *((rollout, np.full((3, 8, 8, 1), value), 'frames: non-finite values') for value in (np.nan, np.inf, 1e300)),
         *((rollout, np.full((3, 8, 8, 1), value), 'frames: values of the type') for value in (
             1j, '2', None, np.datetime64('2020-01-01'))),
-        (rollout, torch.ones(3, 8, 8, 1, dtype=torch.complex64), 'frames: values of the type torch.complex64'),
+        (rollout, torch.ones(3, 8, 8, 1, dtype=torch.complex64), 'frames: values of the type complex64'),
         (rollout, np.ma.masked_equal(np.arange(192).reshape(3, 8, 8, 1), 7), 'frames: masked values'),
-        (lambda steps: rollout(np.ones((3, 8, 8, 1)), steps), -1, 'steps -1, batch_size 16: expected at least 0'),
     ],
     'values to compare': [
         (l2re, np.ma.masked_less(np.ones((3, 8, 8, 1)), 2), 'the target: masked values'),

@@ -3,9 +3,6 @@ import doctest
 import itertools
 import math
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ import torch
 import sinkhorn as module
 from sinkhorn import loop, sinkhorn
 
-FILE = Path(module.__file__)
 INF = math.inf
 
 
@@ -42,8 +38,8 @@ def both(z, upstream, iters, form=sinkhorn):
     return p.detach(), torch.autograd.grad(p, z, upstream)[0]
 
 
-@pytest.mark.parametrize('std', [1, 2, 8])
-@pytest.mark.parametrize('iters', [1, 2, 3, 20])
+@pytest.mark.parametrize('std', [1, 8])
+@pytest.mark.parametrize('iters', [1, 2, 20])
 def test_values_and_gradients_are_those_of_the_reference(std, iters):
     """The upstream gradient is random: with all ones every backward pass, right or wrong, would return 0."""
     z, upstream = randn(16, 4, 4, std=std), randn(16, 4, 4)
@@ -64,8 +60,7 @@ def test_without_a_round_the_matrix_is_the_exponential_of_its_logits():
     torch.testing.assert_close(sinkhorn(z.double(), 0), reference(z, 0))
 
 
-@pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (1, 4, 4), (5, 1, 2, 2), (0, 4, 4), (2, 0, 3, 3),
-                                   (1100, 1, 1), (257, 2, 2), (3, 15, 5, 5), (20, 16, 16)])
+@pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (2, 0, 3, 3), (257, 2, 2), (20, 16, 16)])
 def test_any_batch_shape_equals_a_loop_over_matrices(shape):
     z = randn(*shape)
     p = sinkhorn(z)
@@ -97,7 +92,7 @@ def test_derivatives_of_every_kind():
     derivatives(torch.float64)
 
 
-@pytest.mark.parametrize('n', range(1, 17))
+@pytest.mark.parametrize('n', [1, 2, 4, 16])
 def test_rows_sum_to_one_and_gradients_are_finite_after_any_number_of_rounds(n):
     """Logarithms that are rounded at 1e4 would be off by 1e-3, and exponentials underflow there."""
     for std, iters in itertools.product((0.1, 1, 8, 1e2, 1e4), (1, 2, 20)):
@@ -135,14 +130,13 @@ def test_doubly_stochastic_matrix_is_a_fixed_point(terms):
         torch.testing.assert_close(sinkhorn(torch.full((3, 3), value)), torch.full((3, 3), 1 / 3))
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-def test_low_precision_input_gives_the_fp32_result_and_gradient_rounded(dtype):
+@pytest.mark.parametrize('dtype, of_rows', [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
+def test_low_precision_input_gives_the_fp32_result_and_gradient_rounded(dtype, of_rows):
     z, upstream = ((2 * torch.randn(64, 4, 4)).to(dtype) for _ in range(2))
     for got, want in zip(both(z, upstream, 20), both(z.float(), upstream.float(), 20)):
         torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
         assert (got != want.to(dtype)).float().mean() < 0.01, 'more than ties are rounded to the other neighbour'
-    said = {torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
-    assert said / 4 < row_error(sinkhorn(torch.randn(1000, 4, 4).to(dtype))) <= said
+    assert of_rows / 4 < row_error(sinkhorn(torch.randn(1000, 4, 4).to(dtype))) <= of_rows
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
@@ -183,39 +177,15 @@ def test_an_error_says_what_was_given_and_what_is_expected(logits, options, erro
         sinkhorn(logits, **options)
 
 
-def table(text):
-    """The numbers of the error table in a text: {iters: [median, worst, median, worst, ...]}."""
-    rows = re.findall(r'^[# ]*(\d+) \|(( +\d\.?\d*e-\d+| +\|)+)$', text, flags=re.MULTILINE)
-    return {int(iters): [float(number) for number in re.findall(r'\S*e-\d+', cells)] for iters, cells, _ in rows}
-
-
-TABLE = """
-import torch
-from sinkhorn import sinkhorn
-for iters in (5, 10, 20, 50):
-    print(f'{iters} |', end='')
-    for sigma in (0.1, 1, 2, 4):
-        logits = sigma * torch.randn(4096, 4, 4, generator=torch.Generator().manual_seed(0))
-        error = (sinkhorn(logits, iters).double().sum(-2) - 1).abs().amax(-1)
-        print(f' {error.median():.0e} {error.max():.0e}', end='')
-    print()
-"""
-
-
-@pytest.mark.slow
-def test_a_copy_in_an_empty_folder_has_the_errors_of_the_table_in_it(tmp_path):
-    """-I hides PYTHONPATH and the working directory, so only the copy and installed packages can be found."""
-    shutil.copy(FILE, tmp_path)
-    program = f'import sys; sys.path.insert(0, {str(tmp_path)!r})\n{TABLE}'
-    run = subprocess.run([sys.executable, '-I', '-c', program], cwd=tmp_path, capture_output=True, text=True,
-                         timeout=120)
-    assert run.returncode == 0, run.stderr
-    said, measured = table(FILE.read_text()), table(run.stdout)
-    assert list(said) == list(measured) == [5, 10, 20, 50], run.stdout
-    for iters in said:
-        assert len(said[iters]) == len(measured[iters]) == 8, run.stdout
-        for was, now in zip(said[iters], measured[iters]):      # one digit each, and machines round differently
-            assert was / 2 - 3e-7 <= now <= 2 * was + 3e-7, (iters, was, now)
+def test_the_column_sums_are_off_by_what_the_table_in_the_file_says():
+    rows = re.findall(r'^# +(\d+) \|(.*)$', Path(module.__file__).read_text(), re.MULTILINE)
+    assert [int(iters) for iters, _ in rows] == [5, 10, 20, 50]
+    for iters, cells in rows:
+        for sigma, cell in zip((0.1, 1, 2, 4), cells.split('|'), strict=True):
+            logits = sigma * torch.randn(4096, 4, 4, generator=torch.Generator().manual_seed(0))
+            error = (sinkhorn(logits, int(iters)).double().sum(-2) - 1).abs().amax(-1)
+            for said, found in zip(map(float, cell.split()), (error.median(), error.max()), strict=True):
+                assert said / 2 - 3e-7 <= found <= 2 * said + 3e-7, (iters, sigma)  # machines round differently
 
 
 def test_the_example_prints_what_it_says():

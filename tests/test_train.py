@@ -233,7 +233,7 @@ def test_without_data_nano_trains_on_a_mixture_that_is_generated_once_whatever_e
     shutil.rmtree(tmp_path / 'data/nano/swe_pdb')
     assert trained_on('--data', 'data/nano') == ['dr_pdb', 'other']                     # all in the folder
     absent = [*small_mixture, '--data', 'absent', '--out', 'out/other', '--size', 'mini']
-    refused(absent, 'error: --data absent: no such folder; name ')                      # a named one is never made
+    refused(absent, 'error: --data absent: the folder holds no')                      # a named one is never made
     assert not (tmp_path / 'absent').exists()
 
 

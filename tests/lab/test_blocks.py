@@ -5,7 +5,7 @@ import torch
 import configs
 from aotpot import AOTPOT
 from helpers import SMALL
-from lab.blocks import MixerAlone, MLPAlone, Pair
+from lab.blocks import BLOCKS
 
 
 def randomized(network):
@@ -19,7 +19,7 @@ def randomized(network):
 
 def test_a_block_round_both_sublayers_is_dpots_layer_with_a_norm_and_a_gate():
     fields = {**SMALL, 'normalize': True, 'channels': 2}
-    pair = randomized(Pair(configs.model('nano', **{**fields, 'streams': 1})))
+    pair = randomized(BLOCKS['pair'](configs.model('nano', **{**fields, 'streams': 1})))
     for layer, d in zip(pair.layers, (0.5, 1.5)):
         layer.aot1.mappings.alpha_d.data.zero_()
         layer.aot1.mappings.b_d.data.fill_(torch.tensor(d / (2 - d)).log())             # d = 2 sigmoid(b_d)
@@ -32,10 +32,10 @@ def test_a_block_round_both_sublayers_is_dpots_layer_with_a_norm_and_a_gate():
     torch.testing.assert_close(pair(u), plain(u))
 
 
-@pytest.mark.parametrize('network, usual', [(MixerAlone, 'aot2'), (MLPAlone, 'aot1')])
-def test_round_the_other_sublayer_the_streams_have_an_ordinary_residual(network, usual):
+@pytest.mark.parametrize('block, usual', [('mixer', 'aot2'), ('mlp', 'aot1')])
+def test_round_the_other_sublayer_the_streams_have_an_ordinary_residual(block, usual):
     config = configs.model('nano', **{**SMALL, 'normalize': True, 'channels': 2})
-    alone = randomized(network(config))
+    alone = randomized(BLOCKS[block](config))
     everywhere = randomized(AOTPOT(config))
     everywhere.load_state_dict(alone.state_dict(), strict=False)
     for layer in everywhere.layers:

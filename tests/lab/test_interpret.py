@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import configs
 import evaluate
-from helpers import CPU, ONE_LAYER, read, save, small_model, trajectories, travelling, write
+from helpers import CPU, read, save, small_model, trajectories, travelling, write
 from lab import interpret
-from nets.build import build
 
 
 def test_gains_equal_a_loop_over_samples_and_suffix_products():
@@ -48,28 +46,21 @@ def mappings_by_hand(model, u):
 def test_what_is_observed_is_what_each_block_computes_for_its_streams():
     model = small_model(depth=2, alpha=2.0, streams=3)
     u = torch.randn(2, 3, 16, 16, 4)
-    with interpret.observed(model) as values:
+    with interpret.observed(model) as values, interpret.observed(model, 'd') as steps:
         model(u)
     assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
-    torch.testing.assert_close(values, mappings_by_hand(model, u)[1], rtol=1e-4, atol=1e-5)
-    with interpret.observed(model, 'd') as steps:
-        model(u)
-    torch.testing.assert_close(steps, mappings_by_hand(model, u)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close([steps, values], [*mappings_by_hand(model, u)], rtol=1e-4, atol=1e-5)
     assert (values[1][0] - values[1][1]).abs().max() > 0.01
 
 
-def test_windows_are_spread_over_trajectories_and_then_frames(folder):
-    test = trajectories(folder, 'own')                                  # 5 trajectories, 4 windows each
-    assert interpret.evenly_spaced_inputs(test, 3) == [(0, 0), (1, 0), (2, 0)]
-    assert interpret.evenly_spaced_inputs(test, 10) == [(i, start) for start in (0, 2) for i in range(5)]
-    assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
-
-
 @torch.no_grad()
-def test_inputs_are_collected_in_batches(model, folder):
-    test = trajectories(folder, 'own')
-    values = interpret.observe(model, test, CPU, 7, batch_size=3)
-    places = interpret.evenly_spaced_inputs(test, 7)
+def test_inputs_are_spread_over_trajectories_and_then_frames_and_observed_in_batches(model, folder):
+    test = trajectories(folder, 'own')                                  # 5 trajectories, 4 windows each
+    places = interpret.evenly_spaced_inputs(test, 10)
+    assert places == [(i, start) for start in (0, 2) for i in range(5)]
+    assert interpret.evenly_spaced_inputs(test, 3) == [(0, 0), (1, 0), (2, 0)]
+    assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
+    values = interpret.observe(model, test, CPU, 10, batch_size=3)
     windows = torch.stack([torch.from_numpy(read(test, i, start, start + 3)) for i, start in places])
     predictor = evaluate.Predictor(model, test, CPU.device)
     with interpret.observed(model) as expected:
@@ -91,7 +82,7 @@ def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
 
 
 def test_unseen_datasets_join_the_probe_and_nothing_else(checkpoint, folder, call):
-    flags = ['--checkpoint', checkpoint, '--probe', '--gains', '--samples', '6', '--device', 'cpu', '--json']
+    flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json']
     assert call([*flags, folder / 'alone.json'], interpret)[0] == 0
     write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
     flags += [folder / 'unseen.json', '--datasets', 'coarse', 'own', '--unseen', 'new']
@@ -111,18 +102,14 @@ def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoi
     flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
     code, _, printed = call(flags, interpret)
     written = json.loads((folder / 'T.json').read_text())['models']['small']
-    T = [interpret.observe(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')]
-    gain = interpret.gains(torch.cat(T))['backward_composite']
+    T = {name: interpret.observe(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')}
+    gain = interpret.gains(torch.cat([*T.values()]))['backward_composite']
     np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
     np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
-    of_sets = dict(zip(('coarse', 'own'), T))
-    _, probe = interpret.classify(of_sets, [trajectories(folder, name) for name in of_sets])
+    _, probe = interpret.classify(T, [trajectories(folder, name) for name in T])
     assert code == 0 and written['probe']['confusion'] == probe['confusion'] and 'datasets' not in written
-    np.testing.assert_allclose(written['probe']['mean']['own'], T[1].mean(0), rtol=1e-9)
+    np.testing.assert_allclose(written['probe']['mean']['own'], T['own'].mean(0), rtol=1e-9)
     assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {probe["accuracy"]:.3f}' in printed
-    _, _, printed = call([*flags[:-1], folder / 'gains.json', '--gains'], interpret)
-    alone = json.loads((folder / 'gains.json').read_text())['models']['small']
-    assert alone['gains'] == written['gains'] and 'probe' not in alone and 'nearest' not in printed
 
 
 def test_in_another_folder_it_takes_the_datasets_of_the_training(model, folder, call):
@@ -133,15 +120,3 @@ def test_in_another_folder_it_takes_the_datasets_of_the_training(model, folder, 
     flags = ['--checkpoint', path, '--data', folder / 'moved', '--samples', '4', '--device', 'cpu', '--probe']
     code, error, printed = call(flags, interpret)
     assert code == 0 and 'of 2 groups' in printed and 'foreign' not in printed, error
-
-
-@pytest.mark.parametrize('form', ['fast', 'paper'])
-def test_the_control_of_the_probe_takes_the_pooled_tokens_before_each_layer(form):
-    model, u = build(configs.model('tiny', **ONE_LAYER, residual='plain'), form), torch.randn(3, 3, 16, 16, 4)
-    with interpret.observed(model) as tokens:
-        model(u)
-    x, means = model.aggregate(model.embed(u)), []
-    for layer in model.layers:
-        means.append(x.mean((1, 2)))
-        x = x + layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
-    torch.testing.assert_close(tokens, means, rtol=1e-4, atol=1e-5)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import configs
 import data
@@ -39,25 +38,19 @@ def in_this_process(words):
 
 
 @pytest.fixture
-def datasets(tmp_path, monkeypatch):
-    """A working directory with small datasets of four names of the paper."""
+def folder(tmp_path, monkeypatch):
+    """A working directory with datasets of four names, a small network, and commands that run in this process."""
     monkeypatch.chdir(tmp_path)
     for name, N, T in ((NAMES[0], 4, 12), (NAMES[1], 16, 7), (NAMES[2], 4, 7), ('cno_poisson', 4, 2)):
         u = travelling(N + 2, T, 16, 1, 0.3).astype(np.float32)
         data.write(f'data/{name}', train=u[:N], test=u[N:], channels=configs.DATASETS[name].channels, dt=0.1)
-    return tmp_path
-
-
-@pytest.fixture
-def folder(datasets, monkeypatch):
-    """The same, with a small network and commands that run in this process."""
     monkeypatch.setattr(reproduce, 'succeeds', in_this_process)
     command = train.parse(SMALL.split())
     monkeypatch.setitem(configs.SIZES, 'nano', (command.model, command.recipe))
     study = reproduce.STUDIES['rollout']
     measure = study.measure._replace(command=study.measure.command.replace('500', '20'))
     monkeypatch.setitem(reproduce.STUDIES, 'rollout', study._replace(measure=measure))
-    return datasets
+    return tmp_path
 
 
 @pytest.fixture
@@ -144,7 +137,7 @@ def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkey
     assert {path: path.stat().st_mtime_ns for path in times} == times, 'nothing is trained again'
 
 
-def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refused):
+def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(folder, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, 'neuralop.models', None)           # as if it were not installed
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('two', {
         'FNO': '--network FNO', 'tuned': [reproduce.Part('--checkpoint {start} --dataset swe_pdb', '--network FNO')],
@@ -154,27 +147,22 @@ def test_a_failing_run_is_named_and_the_others_go_on(folder, monkeypatch, refuse
     assert error.endswith('/network_FNO-seed_0 out/nano-4_steps/network_FNO-dataset_swe_pdb-seed_0\n')
     assert [row for row, columns in numbers('ablation').items() if any(columns.values())] == ['good']
     assert 'left out: --datasets dr_pdb: no data/dr_pdb/train.h5; ' in printed
+    refused(['heterogeneity', *FLAGS], 'heterogeneity: data has none of the datasets', reproduce, lines=0)
 
 
-def test_a_study_whose_data_are_absent_is_refused(folder, refused):
-    words = 'heterogeneity: data has none of the datasets'
-    _, printed = refused(['heterogeneity', *FLAGS], words, reproduce, lines=0)
-    assert 'left out: --datasets ' in printed and not Path('out').exists()
-
-
-@pytest.mark.parametrize('text', ['', '\0\0', '{"models": {}}', '{"models": {"a": {"datasets": 3}}}', '[' * 100_000])
-def test_a_damaged_report_is_named(text, jobs, tmp_path):
+def test_a_damaged_report_is_named(jobs, tmp_path):
     job = jobs('ablation')[0]._replace(report=tmp_path / 'a.json')
-    job.report.write_text(text)
-    with pytest.raises(configs.InputError, match=f'^{job.report}: not a report of this study; delete it'):
-        reproduce.gather(reproduce.STUDIES['ablation'], [job])
+    for text in '', '{"models": {}}':
+        job.report.write_text(text)
+        with pytest.raises(configs.InputError, match=f'^{job.report}: not a report of this study; delete it'):
+            reproduce.gather(reproduce.STUDIES['ablation'], [job])
 
 
 def test_scaling_trains_every_system_at_its_own_size(jobs):
     for job in jobs('scaling', recipe='--lr 1 --datasets a'):
         system, size = job.row.split(', ')
         experts, residual = 'MoE' in system, 'plain' if system in ('DPOT', 'MoE-POT') else 'aot'
-        command = train.parse(job.training[3:])
+        command = train.parse(job.trainings[-1][3:])
         assert command.model == configs.model('moe-' * experts + size, residual=residual), job.row
         assert command.recipe.lr == 1 and command.run.datasets == ('a',), 'the recipe comes after size and mixture'
 
@@ -182,7 +170,7 @@ def test_scaling_trains_every_system_at_its_own_size(jobs):
 def test_fine_tuning_follows_the_papers_protocol(jobs):
     def flags(study, row, **options):
         chosen = [job for job in jobs(study, size='small', name='small', **options) if job.row == row]
-        return [' '.join(job.training) for job in chosen]
+        return [' '.join(job.trainings[-1]) for job in chosen]
     assert len({job.folder for job in jobs('finetune')}) == 4 * 12, 'every system on every dataset'
     few = flags('few_shot', 'AOT-POT-FT')
     assert len(few) == 10 and all('--epochs 500' in command for command in few)
@@ -192,33 +180,23 @@ def test_fine_tuning_follows_the_papers_protocol(jobs):
     assert '--steps 3' in short and '--epochs' not in short
 
 
-@pytest.mark.slow
-def test_the_maps_of_the_motivating_experiment_are_those_that_were_learned(folder, call):
-    rows = ['DPOT + linear', 'fixed swe_pdb']
-    assert call(['motivation', *FLAGS, '--datasets', 'swe_pdb', '--rows', *rows], reproduce)[0] == 0
-    learned, frozen = (torch.load(next(folder.glob(f'out/**/{name}/last.pt')), weights_only=True)['model'] for name in (
-        '*channel_maps_learned-datasets_swe_pdb-seed_0', '*given*swe_pdb*'))
-    assert not torch.equal(learned['map_out.weight'], torch.eye(4))
-    assert torch.equal(frozen['map_out.weight'], learned['map_out.weight'])
-
-
-def test_the_scaling_score_is_100_where_every_error_is_a_hundredth():
-    for errors, score in ([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf):
-        datasets = {str(i): {'model': {'rollout': {'mean': error}}, 'steady': False} for i, error in enumerate(errors)}
-        row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
-        assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
+@pytest.mark.parametrize('errors, score', [
+    ([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf)])
+def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(errors, score):
+    datasets = {str(i): {'model': {'rollout': {'mean': error}}, 'steady': False} for i, error in enumerate(errors)}
+    row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
+    assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
 
 
 def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean(tmp_path):
     steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}}
     other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}}
     datasets = {'cno_poisson': {'model': steady, 'steady': True}, NAMES[2]: {'model': other, 'steady': False}}
-    (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets, 'nullcline': None}}}))
+    (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets}}}))
     report = reproduce.read_report(tmp_path / 'a.json')
-    assert report['nullcline'] == math.inf
     columns = reproduce.rollout_errors(report)
-    assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4} and set(columns) <= set(
-        [*tables.paper_table('downstream', 'small')['DPOT'], NAMES[2]]), 'the column of the paper'
+    assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4}
+    assert 'cno_poisson (L1)' in tables.paper_table('downstream', 'small')['DPOT'], 'the column of the paper'
     assert reproduce.one_step_errors(report) == {NAMES[2]: math.inf}
     table = {'a': {column: {0: value} for column, value in columns.items()}}
     _, numbers = tables.tabulate(reproduce.Study('t', {}), {'L2RE of rollouts': table}, {})
@@ -231,6 +209,6 @@ def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs
     steps = configs.recipe('nano').steps
     for options, of_aot in (({}, steps), ({'recipe': '--steps 600'}, 600), ({'steps': 40}, 40)):
         [job] = [job for job in jobs('contrasts', **options) if job.row == row]
-        command = train.parse(job.training[3:])
+        command = train.parse(job.trainings[-1][3:])
         assert command.recipe.steps == round(share * of_aot) and f'--width {command.model.width}' == width
     assert not [job for job in jobs('contrasts', size='small') if job.row == row], 'its time was not measured'

@@ -1,5 +1,6 @@
 """The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
 import dataclasses
+import os
 import re
 
 import numpy as np
@@ -39,9 +40,9 @@ def by_hand(module, z):
     """MoE-POT's layer on one sample z (..., D), in evaluation mode."""
     router, tokens = module.router, z.flatten(0, -2)
     f = F.gelu(tokens @ module.features.weight.T + module.features.bias)                # (N, h)
-    v = F.gelu(router.norm1(router.w1(f.mean(0))))
+    v = F.gelu(router.norm1(router.w1(f.mean(0))[None])[0])
     v = v * torch.sigmoid(2 * router.excite(F.gelu(router.squeeze(v))))
-    s = router.w3(F.gelu(router.norm2(router.w2(v))))
+    s = router.w3(F.gelu(router.norm2(router.w2(v)[None])[0]))
     chosen = sorted(range(len(s)), key=lambda e: -s[e])[:router.k]
     odds = [torch.exp(s[e] / router.tau) for e in chosen]
     out = sum(F.gelu(f @ W.T + b) for W, b in zip(module.shared_weight, module.shared_bias)) / len(module.shared_weight)
@@ -54,7 +55,7 @@ def by_hand(module, z):
 def test_the_layer_by_hand(options):
     module = build('paper', experts=7, **options).layers[0].mlp.eval()
     for norm in (module.router.norm1, module.router.norm2):
-        norm.mean.normal_(), norm.variance.uniform_(0.001, 0.01)    # amplifies what samples differ in
+        norm.running_mean.normal_(), norm.running_var.uniform_(0.001, 0.01)    # amplifies what samples differ in
     module.router.tau.fill_(0.7)
     grid = [4] * options.get('dims', 2)
     z = torch.randn(8, *grid, 16).double() + 5 * torch.randn(8, *[1] * len(grid), 16)      # samples of different means
@@ -79,51 +80,25 @@ def test_the_fast_form_computes_the_chosen_experts_only():
 def test_every_parameter_has_a_gradient_whoever_is_chosen(residual):
     model = fresh(residual=residual, experts=16, top_k=1)
     model(field(model)).square().mean().backward()
-    experts.balance_loss(model, 2)
+    experts.balance_loss(model)
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
     chosen = experts.after_step(model)[0].nonzero()[:, 0].tolist()
     moved = model.layers[0].mlp.weight.grad.flatten(1).abs().amax(1).nonzero()[:, 0].tolist()
     assert chosen == moved and len(chosen) < 16
 
 
-def test_batch_norm_is_that_of_pytorch():
-    ours, theirs = experts.BatchNorm(6).double(), torch.nn.BatchNorm1d(6).double()
-    for norm in (ours, theirs):
-        torch.nn.init.constant_(norm.weight, 1.3), torch.nn.init.constant_(norm.bias, -0.2)
-    upstream = torch.randn(5, 6).double()
-    for _ in range(3):
-        v = (2 * torch.randn(5, 6) + 1).double()
-        leaves = [v.clone().requires_grad_() for _ in range(2)]
-        outs = [norm(leaf) for norm, leaf in zip((ours, theirs), leaves)]
-        torch.testing.assert_close(*outs)
-        torch.testing.assert_close(*(torch.autograd.grad(out, leaf, upstream) for out, leaf in zip(outs, leaves)))
-    torch.testing.assert_close(ours.mean, theirs.running_mean)
-    torch.testing.assert_close(ours.variance, theirs.running_var)
-    torch.testing.assert_close(ours.eval()(v), theirs.eval()(v))
-    torch.testing.assert_close(ours.train().requires_grad_(False)(v), theirs(v))
-    torch.testing.assert_close(ours.mean, theirs.running_mean)
-
-
-def test_the_balance_loss_is_moe_pots_over_the_batch_size():
+def test_the_balance_loss_is_moe_pots_over_the_batch_size_and_the_temperature_falls_to_a_half():
     model = fresh('paper', experts=5, top_k=2)
     model(field(model, 3))
-    weights = [layer.router.weights for layer in experts.expert_layers(model)]
+    routers = [layer.router for layer in experts.expert_layers(model)]
+    weights = [router.weights for router in routers]
     theirs = sum(((w.sum(0) - 3 / 5) ** 2).mean() for w in weights)
-    torch.testing.assert_close(experts.balance_loss(model, 3), theirs / 3)
-    torch.testing.assert_close(experts.after_step(model), torch.stack([w.mean(0) for w in weights]).detach())
-    torch.testing.assert_close(experts.after_step(model).sum(1), torch.ones(2).double())
-    kept = [layer.router.weights for layer in experts.expert_layers(model)]
-    assert kept == [None] * len(kept), 'the graph of the step would be kept'
-
-
-def test_the_temperature_falls_by_a_hundredth_a_step_down_to_a_half():
-    model = fresh(experts=4, depth=1)
-    model(field(model))
-    experts.balance_loss(model, 2)
+    torch.testing.assert_close(experts.balance_loss(model), theirs / 3)
+    assert [router.weights for router in routers] == [None, None], 'the graph of the step would be kept'
+    shares = torch.stack([w.mean(0) for w in weights]).detach()
     for step in range(150):
-        tau = model.layers[0].mlp.router.tau.item()
-        assert tau == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
-        experts.after_step(model)
+        assert routers[0].tau.item() == pytest.approx(max(0.5, 2 * 0.99 ** step), rel=1e-6)
+        torch.testing.assert_close(experts.after_step(model), shares)
 
 
 @pytest.fixture
@@ -150,27 +125,37 @@ def test_a_run_logs_the_load_cools_once_a_step_and_keeps_its_statistics(residual
     load = np.array([line['load'] for line in log(out)])
     assert load.shape == (6, 1, 5) and np.allclose(load.sum(2), 1) and load.min() >= 0 and load.std(2).min() > 0
     assert state(out)['model']['layers.0.mlp.router.tau'].item() == pytest.approx(2 * 0.99 ** 10, rel=1e-5)
-    assert (evaluate.load(out).layers[0].mlp.router.norm1.mean != 0).any()
+    assert (evaluate.load(out).layers[0].mlp.router.norm1.running_mean != 0).any()
+
+
+PROCESS = """
+import torch, torch.distributed as dist
+import helpers
+from nets import experts
+dist.init_process_group('gloo')
+model = helpers.small_model(experts=4).train()
+model.load_state_dict(torch.load('start.pt'))
+torch.manual_seed(dist.get_rank())
+for _ in range(2):
+    model(helpers.field(model))
+    experts.balance_loss(model)
+    before = torch.cat([value.double().flatten() for value in model.buffers()])
+    experts.after_step(model)
+    after = torch.cat([value.double().flatten() for value in model.buffers()])
+    total = after.clone()
+    dist.all_reduce(total)
+    assert torch.equal(total, 2 * after) and (dist.get_rank() == 0 or (before != after).sum() > 10)
+"""
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_losses_loads_and_statistics_of_one(folder, tmp_path, torchrun, call):
-    """The router's BatchNorm and the balance loss are over the samples of all processes."""
-    one, two = tmp_path / 'one', tmp_path / 'two'
-    flags = ['--lr', '1e-3']
-    assert call(command(folder, one, *flags))[0] == 0
-    done = torchrun.run(ROOT / 'train.py', *command(folder, two, *flags))
+def test_two_processes_have_the_statistics_of_the_first_which_are_saved(tmp_path, torchrun):
+    """Each normalises its own samples, so that without this a resumed run would have other scores."""
+    torch.save(helpers.small_model(experts=4).state_dict(), tmp_path / 'start.pt')
+    (tmp_path / 'process.py').write_text(PROCESS)
+    paths = os.pathsep.join((str(ROOT), str(ROOT / 'tests')))
+    done = torchrun.run('process.py', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': paths})
     assert done.returncode == 0, done.stderr
-    # later, rounding may let a sample take another expert: AdamW makes gradients that are only rounding as large as any
-    for key, tolerance in (('loss', 1e-5), ('grad_norm', 1e-3), ('load', 1e-3)):
-        a, b = ([line[key] for line in log(out)] for out in (one, two))
-        np.testing.assert_allclose(a[:5], b[:5], rtol=tolerance, atol=1e-6)
-    np.testing.assert_allclose(*([line['loss'] for line in log(out)] for out in (one, two)), rtol=2e-3)
-    a, b = (state(out)['model'] for out in (one, two))
-    # not the means: the biases before a BatchNorm have no gradient but rounding, which AdamW makes as large as any
-    for name in ('tau', 'norm1.variance', 'norm2.variance'):
-        torch.testing.assert_close(a[f'layers.0.mlp.router.{name}'], b[f'layers.0.mlp.router.{name}'], rtol=1e-2,
-                                   atol=1e-5)
 
 
 def test_a_training_with_more_of_the_balance_loss_ends_with_evener_shares(folder, tmp_path, monkeypatch, call):
@@ -193,7 +178,7 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are(folder, tmp_path, c
     assert code == 0, error
     saved = state(tmp_path / 'tuned')
     after, frozen = saved['model'], [name for name in before if '.router.' in name or '.features.' in name]
-    assert saved['config']['train']['balance'] == 0 and len(frozen) == 2 + 10 + 8 + 1
+    assert saved['config']['train']['balance'] == 0 and len(frozen) == 2 + 10 + 10 + 1
     for name in before:         # in the first sub-layer the streams are equal: a and T have no gradient but rounding
         if not re.fullmatch(r'layers\.0\.aot1\.mappings\..*_[aT]', name):
             assert torch.equal(after[name], before[name]) == (name in frozen and 'tau' not in name), name

@@ -40,21 +40,15 @@ def assert_equal(found, expected, tolerance=1e-10):
 
 
 SWITCHES = [
-    dict(), dict(alpha=0.5), dict(alpha=0.5, streams=1), dict(alpha=0.5, streams=2, sinkhorn_iters=3),
-    dict(alpha=0.5, streams=16), dict(alpha=0.5, depth=12, streams=2),
-    dict(alpha=0.5, depth=4), dict(alpha=0.5, depth=5), dict(alpha=0.5, depth=9, streams=1),
-    dict(ablate='a', alpha=0.5), dict(ablate='d', alpha=0.5), dict(ablate='T', alpha=0.5), dict(ablate='adT'),
-    dict(modes=1, alpha=0.5), dict(modes=2, alpha=0.5), dict(depth=1), dict(frames=1),
-    dict(inner_skip=True, t_init=6.0, alpha=0.5),
-    dict(t_init=6.0, streams=3, alpha=0.5), dict(residual='plain'), dict(residual='plain', modes=1),
-    dict(resolution=(8, 24), alpha=0.5), dict(dims=3, resolution=(8, 12, 16), alpha=0.5),
-    dict(dims=3, resolution=8, residual='plain', modes=1), dict(dims=3, resolution=(12, 8, 12), modes=1, streams=2),
-    dict(experts=5, alpha=0.5), dict(experts=5, shared=1, top_k=1, residual='plain'),
-    dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(channel_maps='learned'),
-    dict(channel_maps='learned', residual='plain', dims=3, resolution=8), dict(normalize=True, alpha=0.5),
-    dict(normalize=True, channel_maps='learned', residual='plain', dims=3, resolution=8),
-    dict(norm='pre', ablate='d', streams=1), dict(norm='sandwich', residual='plain'),
-    dict(overlap=True, alpha=0.5), dict(overlap=True, residual='plain', dims=3, resolution=8)]
+    dict(), dict(alpha=0.5, streams=1, depth=9), dict(alpha=0.5, streams=2, sinkhorn_iters=3, depth=12),
+    dict(alpha=0.5, streams=16, depth=1), dict(alpha=0.5, depth=4), dict(alpha=0.5, depth=5, modes=1),
+    dict(ablate='a', alpha=0.5, frames=1), dict(ablate='d', alpha=0.5, norm='pre', streams=1),
+    dict(ablate='T', alpha=0.5, inner_skip=True), dict(ablate='adT'),
+    dict(t_init=6.0, streams=3, alpha=0.5, resolution=(8, 24)), dict(residual='plain', modes=1, norm='sandwich'),
+    dict(dims=3, resolution=(8, 12, 16), alpha=0.5), dict(dims=3, resolution=8, residual='plain', overlap=True),
+    dict(experts=5, alpha=0.5, normalize=True), dict(experts=5, shared=1, top_k=1, residual='plain'),
+    dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(overlap=True, alpha=0.5),
+    dict(normalize=True, channel_maps='learned', residual='plain', patch=2), dict(channel_maps='learned')]
 
 
 @pytest.mark.parametrize('overrides', SWITCHES, ids=str)
@@ -70,21 +64,8 @@ def test_both_forms_agree_for_every_switch_on_the_trained_grid_and_on_another(ov
     assert_equal(results(model, u), expected)
 
 
-@pytest.mark.parametrize('overrides', [dict(patch=2), dict(dims=3, resolution=8), dict(overlap=True)], ids=str)
-def test_the_readout_is_a_product_where_patches_do_not_overlap(overrides):
-    module = build(channels=3, **overrides).readout
-    x = torch.randn(2, *(3, 2, 4)[:overrides.get('dims', 2)], module.conv.in_channels, dtype=torch.float64)
-    calls, found = [], []
-    module.conv.register_forward_hook(lambda *_: calls.append(1))
-    for form in (aotpot.Readout.forward, fast.readout):
-        out = form(module, z := x.clone().requires_grad_())
-        found.append(dict(enumerate([out, *torch.autograd.grad(out.sin().sum(), [z, *module.parameters()])])))
-    assert_equal(found[1], found[0], 1e-13)
-    assert len(calls) == 1 + ('overlap' in overrides)
-
-
-@pytest.mark.parametrize('modes', [2, 3, 32])
-@pytest.mark.parametrize('grid', [(9, 8), (8, 9), (6, 4, 10), (5, 7, 3), (1, 1)], ids=str)
+@pytest.mark.parametrize('modes', [3, 32])
+@pytest.mark.parametrize('grid', [(9, 8), (6, 4, 10), (5, 7, 3), (1, 1)], ids=str)
 def test_the_products_with_dft_matrices_are_the_fft_on_any_grid(grid, modes):
     module = aotpot.FourierMixer(configs.model('tiny', **{**SMALL, 'modes': modes}), inner_skip=True).double()
     for parameter in module.parameters():
@@ -135,7 +116,7 @@ def test_autocast_rounds_neither_the_input_nor_the_prediction():
             torch.testing.assert_close(out, form.readout.hidden(x.float()), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('basis', [1, 2, 3, 8])
+@pytest.mark.parametrize('basis', [1, 3, 8])
 def test_the_sums_of_the_streams_are_the_same_inside_autocast(basis, monkeypatch):
     """Outputs that autocast leaves alone, so that only means, mappings, coefficients and sums could be in 16 bits."""
     x, *outputs = torch.randn(5, 3, 4, 4, 16)
@@ -161,10 +142,6 @@ MODES = 'z.flatten(-2) * self.mode_mask(grid)'
 EDITS = {       # what differs: (a line of aotpot.py, another one)
     'dropout': (POST, f'F.dropout({POST}, 0.1, self.training)'),
     'times the aspect ratio': (MODES, MODES.replace('*', '* grid[0] / grid[1] *')),
-    'a disc of modes': ('return torch.stack(torch.meshgrid(*masks, indexing=\'ij\')).all(0)', """
-        mask = torch.stack(torch.meshgrid(*masks, indexing='ij')).all(0)
-        first, second = torch.fft.fftfreq(grid[0], 1 / grid[0]), torch.arange(grid[1] // 2 + 1)
-        return mask & (first[:, None] ** 2 + second ** 2 <= self.modes ** 2)"""),
     'a gradient': ('self.mappings(at_least_fp32(x)', 'self.mappings(at_least_fp32(x.detach())')}
 
 
@@ -187,9 +164,6 @@ def test_an_edit_of_the_paper_is_seen_in_what_both_forms_compute(edit, tmp_path,
     assert words.startswith('nets/fast.py does not compute what aotpot.py does') and ' apart' in words
 
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
-
-
 def test_the_two_forms_agree_with_every_switch_of_a_preset():
     for size in ('nano', 'tiny', 'moe-tiny'):
         assert fast.disagreement(configs.model(size)) == ''
@@ -199,7 +173,7 @@ def test_the_two_forms_agree_with_every_switch_of_a_preset():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('overrides', [
-    dict(alpha=0.5, sinkhorn_iters=2), dict(residual='plain', overlap=True), dict(ablate='T'),
+    dict(alpha=0.5, sinkhorn_iters=2), dict(residual='plain', overlap=True),
     dict(sinkhorn_iters=2, dims=3, resolution=8, experts=4, normalize=True)], ids=str)
 def test_the_compiled_network_is_one_graph_and_equals_the_paper(overrides):
     """Without a C++ compiler: 'aot_eager' computes the graphs of both passes as they are."""
@@ -235,10 +209,6 @@ def test_gradients_of_interleaved_passes_and_of_some_parameters_only():
     for part in ('layers.1.', 'readout', 'embed', 'layers.0.aot2'):
         found = gradients(model(u), model, part)
         assert_equal(found, {name: expected[name] for name in found})
-    model.embed.requires_grad_(False)
-    model(u).square().sum().backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert_equal(found, {name: gradient for name, gradient in expected.items() if 'embed' not in name})
 
 
 def test_a_second_backward_pass_second_derivatives_and_transforms_are_refused():
@@ -267,7 +237,7 @@ def test_the_bank_is_freed_with_the_graph(monkeypatch):
         gc.enable()
 
 
-@CUDA
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 @pytest.mark.parametrize('mode', ['eager', 'default', 'reduce-overhead'])
 def test_the_network_on_cuda_equals_that_on_a_cpu_eager_compiled_and_as_a_cuda_graph(mode):
     model = build(dtype=torch.float32, alpha=0.5)

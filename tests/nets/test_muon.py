@@ -7,7 +7,7 @@ import torch
 
 from helpers import build, small_model
 from nets.build import matrices
-from nets.muon import FORMS, Muon, orthogonalize, stacked
+from nets.muon import FORMS, Muon, orthogonalize
 
 BAND = 0.68, 1.21           # of the singular values after five rounds, for those of 0.003 to 1 before
 
@@ -18,8 +18,8 @@ def with_singular_values(s, m, n, dtype):
     return U * s @ V.mH
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.complex64])
-@pytest.mark.parametrize('m, n, rank', [(6, 6, 6), (4, 9, 4), (9, 4, 4), (1, 5, 1), (8, 12, 3), (16, 16, 1)])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.complex64])
+@pytest.mark.parametrize('m, n, rank', [(6, 6, 6), (4, 9, 4), (9, 4, 4), (1, 5, 1), (8, 12, 3)])
 def test_singular_values_come_into_the_published_band_and_zero_stays_zero(m, n, rank, dtype):
     s = torch.logspace(0, -2, rank, dtype=torch.float64).to(dtype)
     G = with_singular_values(s, m, n, dtype)
@@ -38,41 +38,34 @@ def polynomial(s):
     return s
 
 
-@pytest.mark.parametrize('dtype', [torch.float64, torch.complex128])
-@pytest.mark.parametrize('m, n', [(6, 6), (3, 8), (8, 3)])
-def test_the_singular_vectors_stay_and_the_values_are_those_of_the_odd_polynomial(m, n, dtype):
-    G = with_singular_values(torch.tensor([1., 0.3, 0.01], dtype=dtype), m, n, dtype)
-    U, s, Vh = torch.linalg.svd(G, full_matrices=False)
-    torch.testing.assert_close(orthogonalize(G), U * polynomial(s).to(dtype) @ Vh)
-
-
-def test_a_stack_is_a_loop_over_its_matrices():
-    G = torch.randn(2, 3, 4, 6, dtype=torch.float64)
-    torch.testing.assert_close(orthogonalize(G), torch.stack([orthogonalize(X) for X in G.flatten(0, 1)]).view(G.shape))
-
-
 def slow_muon(p, gradients, form, lr, momentum, decay):
-    """The steps of one parameter, matrix by matrix, from singular value decompositions."""
+    """The steps of one parameter, matrix by matrix, from singular value decompositions.
+
+    A matrix whose gradient is zero, such as that of an expert that no sample took, stays as it is.
+    """
     places = {'matrix': [slice(None)], 'stack': range(len(p)),
               'complex': [(slice(None), k) for k in range(p.shape[1])]}[form]
     mean = torch.zeros_like(p)
     for g in gradients:
         mean = momentum * mean + (1 - momentum) * g
         update = momentum * mean + (1 - momentum) * g
+        moves = torch.zeros_like(p)
         for place in places:
+            moves[place] = float(g[place].any())
             G = torch.complex(*update[place]) if form == 'complex' else update[place].flatten(1)
             U, s, Vh = torch.linalg.svd(G, full_matrices=False)
             X = max(1, len(G) / G.shape[1]) ** 0.5 * (U * polynomial(s).to(G.dtype) @ Vh)
             update[place] = torch.stack([X.real, X.imag]) if form == 'complex' else X.view(update[place].shape)
-        p = p - lr * decay * p - lr * update
+        p = p - moves * lr * (decay * p + update)
     return p
 
 
 def test_three_steps_of_every_form_are_those_of_a_slow_loop_and_the_rest_is_adamw():
-    shapes = {'matrix': [(6, 4), (6, 4), (4, 2, 3, 3)], 'stack': [(3, 5, 4)], 'complex': [(2, 3, 4, 4)],
+    shapes = {'matrix': [(6, 4), (6, 4), (4, 2, 3, 3), (4, 6)], 'stack': [(3, 5, 4)], 'complex': [(2, 3, 4, 4)],
               '': [(7,), (2, 3)]}
     draw = lambda: {form: [torch.randn(shape, dtype=torch.float64) for shape in shapes[form]] for form in shapes}
     start, gradients = draw(), [draw() for _ in range(3)]
+    gradients[1]['matrix'][0][:] = gradients[1]['stack'][0][1] = gradients[2]['complex'][0][:, 2] = 0
     ours = {form: [torch.nn.Parameter(p.clone()) for p in start[form]] for form in shapes}
     rest = [torch.nn.Parameter(p.clone()) for p in start['']]
     settings = dict(lr=0.1, betas=(0.9, 0.8), weight_decay=0.01)
@@ -91,26 +84,6 @@ def test_three_steps_of_every_form_are_those_of_a_slow_loop_and_the_rest_is_adam
             torch.testing.assert_close(ours[form][i].detach(), expected)
     for p, expected in zip(ours[''], rest):
         torch.testing.assert_close(p, expected)
-
-
-@pytest.mark.parametrize('form, shape', [('matrix', (4, 2, 3, 3)), ('stack', (3, 5, 4)), ('complex', (2, 3, 4, 4))])
-def test_the_parameters_change_in_place_as_a_stack_of_them_would_bit_for_bit(form, shape):
-    """Weight decay first, then the update of the matrices that have a gradient, rounded after each."""
-    parameters = [torch.nn.Parameter(torch.randn(shape)) for _ in range(3)]
-    optimizer = Muon({form: parameters}, [], lr=0.1, weight_decay=0.3, momentum=0.9)
-    for p in parameters:
-        p.grad = torch.randn(shape)
-    for p in parameters[:2]:
-        p.grad[{'matrix': ..., 'stack': 0, 'complex': (slice(None), 0)}[form]] = 0
-    P, gradients = stacked([p.detach() for p in parameters], form), stacked([p.grad for p in parameters], form)
-    update = torch.lerp(gradients, 0.1 * gradients, 0.9)
-    X = orthogonalize(torch.complex(*update) if form == 'complex' else update)
-    X = torch.stack([X.real, X.imag]) if form == 'complex' else X
-    moves = gradients.abs().amax(FORMS[form], keepdim=True) > 0
-    m, n = X.shape[-2:]
-    expected = torch.where(moves, (P * (1 - 0.1 * 0.3)).sub(X, alpha=0.1 * max(1, m / n) ** 0.5), P)
-    optimizer.step()
-    assert torch.equal(stacked([p.detach() for p in parameters], form), expected)
 
 
 def test_a_step_calls_its_closure_with_gradients_and_returns_what_that_returns():
@@ -132,21 +105,6 @@ def test_a_step_calls_its_closure_with_gradients_and_returns_what_that_returns()
         assert all(torch.equal(p, q) for p, q in zip(layers[0].parameters(), layers[1].parameters()))
 
 
-@pytest.mark.parametrize('form, shape, one', [
-    ('matrix', (6, 4), ...), ('stack', (3, 5, 4), 1), ('complex', (2, 3, 4, 4), (slice(None), 1))])
-def test_a_matrix_without_a_gradient_stays_and_the_others_move(form, shape, one):
-    p = torch.nn.Parameter(torch.randn(shape))
-    optimizer = Muon({form: [p]}, [], lr=0.1, weight_decay=0.1)
-    for step in range(3):
-        before = p.detach().clone()
-        p.grad = torch.randn(shape)
-        if step:
-            p.grad[one] = 0
-        optimizer.step()
-        stays = (p == before).detach()
-        assert stays[one].all() == (step > 0) and stays.sum() == (step > 0) * stays[one].numel()
-
-
 @pytest.mark.skipif(not hasattr(torch.optim, 'Muon'), reason='PyTorch has it from 2.9 on')
 def test_a_matrix_takes_the_steps_of_pytorchs_muon():
     start = torch.randn(24, 16)
@@ -162,17 +120,19 @@ def test_a_matrix_takes_the_steps_of_pytorchs_muon():
 
 def test_a_frozen_parameter_stays_and_a_state_dict_continues_exactly():
     first, second = (torch.nn.Linear(4, 4) for _ in range(2))
-    second.load_state_dict(first.state_dict())
     one, two = (Muon({'matrix': [layer.weight]}, [layer.bias], lr=0.1) for layer in (first, second))
-    inputs = torch.randn(3, 5, 4)
-    for step, u in enumerate(inputs):
-        if step == 2:
-            second.load_state_dict(first.state_dict())
-            two.load_state_dict(copy.deepcopy(one.state_dict()))
-        for layer, optimizer in ((first, one), (second, two)) if step == 2 else ((first, one),):
-            optimizer.zero_grad()
-            layer(u).square().sum().backward()
-            optimizer.step()
+
+    def step(layer, optimizer, u):
+        optimizer.zero_grad()
+        layer(u).square().sum().backward()
+        optimizer.step()
+    u = torch.randn(3, 5, 4)
+    step(first, one, u[0])
+    step(first, one, u[1])
+    second.load_state_dict(first.state_dict())
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    for layer, optimizer in ((first, one), (second, two)):
+        step(layer, optimizer, u[2])
     assert torch.equal(first.weight, second.weight) and torch.equal(first.bias, second.bias)
     before = first.weight.detach().clone()
     first.weight.grad = None

@@ -1,8 +1,10 @@
 """A forecast from a file and into a file: the axes, the channels and the times as they came."""
+from pathlib import Path
+
 import h5py
 import numpy as np
 import pytest
-from test_own import netcdf, package, waves
+from test_own import netcdf, package
 
 import data
 import evaluate
@@ -13,38 +15,43 @@ from sources import forecast, prepare
 VALUES = np.random.default_rng(1).normal(size=(6, 7, 4, 3, 2)).astype('f4')            # (N, T, X, Y, C)
 
 
+def waves(H, W, N):
+    """Plane waves of N phases, (N, 8, H, W)."""
+    x, y = np.arange(H)[:, None] / H, np.arange(W) / W
+    return np.sin(2 * np.pi * (x + y) - 0.3 * np.arange(8)[:, None, None] + np.arange(N)[:, None, None, None])
+
+
 def header_of(call, folder, *flags):
     code, error, _ = call(['mine', '--data', folder / 'data', *flags], prepare)
     assert code == 0, error
-    return data.read_headers(folder / 'data', ['mine'])['mine']['train']
+    return data.read_headers(folder / 'data/mine')['train']
 
 
-@pytest.mark.parametrize('layout, order', [('NTXYC', 'NTXYC'), ('TCYX', 'TCYX'), ('NTXY', 'NTXY'), ('YXT', 'YXT')])
+@pytest.mark.parametrize('layout', ['NTXYC', 'TCYX', 'NTXY', 'YXT'])
 @pytest.mark.parametrize('kind', ['.npy', '.h5', '.nc'])
-def test_what_is_written_is_what_was_read(layout, order, kind, tmp_path, call):
+def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
     if kind == '.nc':
         package('netCDF4')
     u = VALUES if 'N' in layout else VALUES[:1]
-    axes = 'NTXYC' if 'N' in layout else 'TXYC'
-    arrays = {'p': VALUES[..., 0], 'v': VALUES[..., 1]} if 'C' not in layout else {'u': VALUES}
+    arrays = {'u': VALUES} if 'C' in layout else {'p': VALUES[..., 0], 'v': VALUES[..., 1]}
     (tmp_path / 'raw').mkdir()
-    for i, trajectory in enumerate(zip(*arrays.values())) if 'N' not in layout else [('', arrays.values())]:
-        order_there = [axis for axis in axes if axis in order]
-        turn = [order_there.index(axis) for axis in order]
-        np.savez(tmp_path / f'raw/run{i}.npz', **{name: part.transpose(turn) for name, part in zip(arrays, trajectory)})
-    flags = '--source', tmp_path / 'raw', '--variables', *arrays, '--layout', layout, '--dt', 0.5
-    header = header_of(call, tmp_path, *flags)
-    path = sorted((tmp_path / 'raw').iterdir())[0]
+
+    def turned(values, axes, order):
+        return values.transpose([[axis for axis in axes if axis in order].index(axis) for axis in order])
+    for i in range(1 if 'N' in layout else 6):
+        parts = {name: values if 'N' in layout else values[i] for name, values in arrays.items()}
+        np.savez(tmp_path / f'raw/run{i}.npz', **{name: turned(part, 'NTXYC', layout) for name, part in parts.items()})
+    header = header_of(call, tmp_path, '--source', tmp_path / 'raw', '--variables', *arrays, '--layout', layout,
+                       '--dt', 0.5)
+    path = tmp_path / 'raw/run0.npz'
     frames, dt = forecast.frames_of([path], header, 3)
     np.testing.assert_array_equal(frames, u[:, -3:])
     assert dt is None
     forecast.write_forecast(tmp_path / f'forecast{kind}', frames, header)
     if kind == '.npy':
-        written = np.load(tmp_path / 'forecast.npy')
-        order += '' if 'C' in order else 'C'
-        there = [axis for axis in 'NTXYC' if axis in order]
-        np.testing.assert_array_equal(written, frames.squeeze(tuple(i for i, a in enumerate('NTXYC') if a not in order))
-                                      .transpose([there.index(axis) for axis in order]))
+        order = layout if 'C' in layout else layout + 'C'
+        expected = turned(frames if 'N' in order else frames[0], 'NTXYC', order)
+        np.testing.assert_array_equal(np.load(tmp_path / 'forecast.npy'), expected)
     else:
         again, dt = forecast.frames_of([tmp_path / f'forecast{kind}'], header, 3)
         np.testing.assert_array_equal(again, frames)
@@ -82,14 +89,22 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call):
 def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatch, call):
     netCDF4 = package('netCDF4')
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'runs').mkdir()
-    for i, wave in enumerate(waves(16, 24, 60)):
-        netcdf(tmp_path / f'runs/run_{i}.nc', dict(time=8, y=24, x=16), coordinates=dict(time=0.25 * np.arange(8)),
+    Path('runs').mkdir()
+    runs = waves(16, 24, 60)
+    for i, wave in enumerate(runs):
+        netcdf(f'runs/run_{i}.nc', dict(time=8, y=24, x=16), coordinates=dict(time=0.25 * np.arange(8)),
                attributes=dict(phase=float(i)), u=(('time', 'y', 'x'), wave.swapaxes(1, 2)),
                mask=(('y', 'x'), np.ones((24, 16))))
-    flags = '--source', 'runs', '--variables', 'u', 'mask', 'phase', '--layout', 'TYX'
-    header = header_of(call, tmp_path, *flags)
-    assert header['shape'][0] == 48 and header['dt'] == 0.25 and header['static'] == ['mask', 'phase']
+    flags = '--source', 'runs', '--variables', 'u', 'mask', 'phase', '--layout', 'TYX', '--split', 'order'
+    code, error, printed = call(['mine', *flags], prepare)
+    assert code == 0 and '60 files are joined as trajectories (N): run_0.nc ... run_59.nc' in printed, error
+    assert 'dt 0.25, as in the files' in printed and 'phase is static, a number' in printed
+    header = data.read_headers('data', ['mine'])['mine']['train']
+    assert (header['shape'], header['dt'], header['static']) == ([48, 8, 16, 24, 3], 0.25, ['mask', 'phase'])
+    assert (header['layout'], header['variables']) == ('TYX mask=YX phase=', ['u', 'mask', 'phase'])
+    with h5py.File('data/mine/train.h5') as file:
+        np.testing.assert_array_equal(file['data'][..., 0], np.float32(runs[:48]))
+        np.testing.assert_array_equal(file['data'][:, 3, 4, 5, 2], np.arange(48))
     code, error, _ = call(['--data', 'data', '--datasets', 'mine', '--out', 'out', '--steps', 2, '--batch_size', 2,
                            '--threads', 1, '--device', 'cpu'], train)
     assert code == 0, error
