@@ -5,7 +5,6 @@ network `model('tiny', streams=2)`. An error names the field; `override` makes t
 """
 import dataclasses
 import difflib
-import operator
 from dataclasses import dataclass
 
 
@@ -13,40 +12,35 @@ class InputError(ValueError):
     """The user's input is wrong. `cli` prints the message as one line and exits with code 2."""
 
 
-BOUNDS = {                      # of a number: the words of its error, and what holds
-    'least': ('at least', operator.ge),
-    'above': ('above', operator.gt),
-    'most': ('at most', operator.le),
-    'below': ('below', operator.lt),
-}
+def arg(default, help, least=None, most=10 ** 9, flag=True, **options):
+    """A dataclass field, which is a flag of the commands.
+
+    least, most: of a number; without `least` a whole one is at least 1, another at least 0.
+    flag: whether it is one. options: of argparse.
+    """
+    if least is None:
+        least = 1 if isinstance(default, int) else 0
+    options['help'] = help
+    return dataclasses.field(default=default, metadata=dict(least=least, most=most, flag=flag, options=options))
 
 
-def arg(default, help, **metadata):
-    """A dataclass field. metadata: options of argparse, BOUNDS such as least=1, or flag=False."""
-    return dataclasses.field(default=default, metadata={'help': help, **metadata})
-
-
-def bounded(name, value, **bounds):
-    """Raise InputError, which names the number `value`, if it is out of `bounds` or of float32."""
-    if isinstance(value, float) and not abs(value) < 3.4e38:
-        raise InputError(f'{name} {value} must be a finite number of 32 bits')
-    if isinstance(value, int):
-        bounds = {'most': 2 ** 63 - 1, **bounds}
-    for bound, limit in bounds.items():
-        words, holds = BOUNDS[bound]
-        if not holds(value, limit):
-            raise InputError(f'{name} {value} must be {words} {limit}')
+def bounded(name, value, least=0, most=10 ** 9):
+    """Raise InputError, which names the number `value`, if it is out of bounds or NaN."""
+    if not value >= least:
+        raise InputError(f'{name} {value} must be at least {least}')
+    if value > most:
+        raise InputError(f'{name} {value} must be at most {most}')
 
 
 def check_fields(config):
     """Raise InputError for the first field of a config that is not a choice or out of bounds."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        rules = field.metadata
-        if value not in rules.get('choices', [value]):
-            choices = ' '.join(map(str, rules['choices']))
-            raise InputError(f'{field.name} {value!r} is none of {choices}')
-        bounded(field.name, value, **{bound: rules[bound] for bound in BOUNDS if bound in rules})
+        choices = field.metadata['options'].get('choices', [value])
+        if value not in choices:
+            raise InputError(f'{field.name} {value!r} is none of {" ".join(map(str, choices))}')
+        if field.type in (int, float):
+            bounded(field.name, value, field.metadata['least'], field.metadata['most'])
 
 
 def grid(value, dims=2):
@@ -64,7 +58,7 @@ def grid(value, dims=2):
     if len(sizes) not in (2, 3):
         raise InputError(f'resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
     for size in sizes:
-        bounded('resolution', size, least=1, most=2 ** 14)
+        bounded('resolution', size, least=1)
     return sizes
 
 
@@ -81,41 +75,33 @@ OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'norm', 'inner_skip', 'overlap', 'expe
 @dataclass(frozen=True)
 class ModelConfig:
     """The network (paper, App. B.3). Capital letters are the sizes in all shape comments."""
-    channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1', least=1,
-                        most=1000)
-    frames: int = arg(10, 'T, number of input frames', least=1, most=1000)
+    channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1')
+    frames: int = arg(10, 'T, number of input frames')
     resolution: tuple = arg((128, 128), 'grid on which the model works, such as 128, 96x192 or 64x64x64', type=str)
-    patch: int = arg(8, 'P, patch size', least=1, most=256)
-    width: int = arg(512, 'D, token width', least=1, most=2 ** 14)
-    mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert', least=1,
-                   most=2 ** 16)
-    depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP', least=1,
-                     most=256)
-    heads: int = arg(4, 'K, number of heads of the Fourier mixer', least=1)
-    modes: int = arg(32, 'Fourier modes to keep, of each sign', least=1)
-    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers',
-                         least=1, most=2 ** 14, flag=False)
-    residual: str = arg('aot', 'aot: the AOT block; plain: the residual block of DPOT',
-                        choices=('aot', 'plain'))
-    streams: int = arg(4, 'S, number of parallel streams (n in the paper)', least=1, most=64)
-    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits',
-                              least=0, most=10_000)
-    alpha: float = arg(0.01, 'initial value of the three gating scalars')
-    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start near I')
+    patch: int = arg(8, 'P, patch size')
+    width: int = arg(512, 'D, token width')
+    mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert')
+    depth: int = arg(4, 'number of layers; each has two sub-layers, a mixer and an MLP')
+    heads: int = arg(4, 'K, number of heads of the Fourier mixer')
+    modes: int = arg(32, 'Fourier modes to keep, of each sign')
+    out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', flag=False)
+    residual: str = arg('aot', 'aot: the AOT block; plain: that of DPOT', choices=('aot', 'plain'))
+    streams: int = arg(4, 'S, number of parallel streams (n in the paper)')
+    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0)
+    alpha: float = arg(0.01, 'initial value of the three gating scalars', least=-10 ** 9)
+    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start near I', least=-10 ** 9)
     ablate: str = arg('', 'mappings to switch off, of a (then uniform), d (ones), T (identity)')
     norm: str = arg('', 'sandwich: before and after a sub-layer; pre: before it alone; default: sandwich, '
                     'of --residual plain pre', choices=('', 'sandwich', 'pre'))
     inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
     overlap: bool = arg(False, 'tokens reach half a patch beyond their own, not in the paper')
-    experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP",
-                       least=0, most=1024)
-    shared: int = arg(2, 'further experts, which every sample takes', least=1, most=1024, flag=False)
-    top_k: int = arg(4, 'how many of the E experts a sample takes', least=1, flag=False)
+    experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0)
+    shared: int = arg(2, 'further experts, which every sample takes', flag=False)
+    top_k: int = arg(4, 'how many of the E experts a sample takes', flag=False)
     channel_maps: str = arg('', 'linear maps of the channels: learned, or a checkpoint of fixed ones')
     normalize: bool = arg(False, 'the fields of each dataset get mean 0 and deviation 1, not in the paper')
     change: bool = arg(False, 'predict how much the last frame changes, not in the paper')
-    dims: int = arg(2, 'number of spatial dimensions, that of `resolution` if it has several sizes', choices=(2, 3),
-                    flag=False)
+    dims: int = arg(2, 'dimensions of space, those of `resolution` if it has several sizes', choices=(2, 3), flag=False)
     network: str = arg('aotpot', 'another one of nets/baselines.py: UNet or FNO')
 
     @property
@@ -132,11 +118,13 @@ class ModelConfig:
         check_fields(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
         object.__setattr__(self, 'dims', len(self.resolution))
+        lacking = {'aot': (), 'plain': OF_THE_STREAMS}.get(self.title, OF_AOTPOT)
+        for name in lacking:
+            value = getattr(self, name)
+            if value != getattr(ModelConfig, name):
+                raise InputError(f'{name} {show(value)}: the network {self.title} has no such thing; leave it out')
         if self.network != 'aotpot':
-            self._refuse(OF_AOTPOT, f'the network {self.network}')
             return
-        if self.residual == 'plain':
-            self._refuse(OF_THE_STREAMS, 'residual plain')
         if self.experts and self.top_k > self.experts:
             raise InputError(f'experts {self.experts}: a sample takes {self.top_k} of them')
         for divisor, name in ((self.heads, 'heads'), (NORM_GROUPS, 'groups of GroupNorm')):
@@ -147,38 +135,28 @@ class ModelConfig:
         if set(self.ablate) - set('adT'):
             raise InputError(f'ablate {self.ablate!r} may contain only the letters a, d and T')
 
-    def _refuse(self, names, network):
-        """Raise InputError for the first of the fields `names` with a value, which `network` lacks.
-        """
-        for name in names:
-            value = getattr(self, name)
-            if value != getattr(ModelConfig, name):
-                raise InputError(f'{name} {show(value)}: {network} has no such thing; leave it out')
-
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Pre-training as in the paper, App. B.3."""
-    epochs: int = arg(1000, 'epochs, each of as many draws as training trajectories', least=1)
+    epochs: int = arg(1000, 'epochs, each of as many draws as training trajectories')
     steps: int = arg(0, 'optimizer steps; 0: follow from --epochs', least=0)
-    batch_size: int = arg(160, 'global batch size, over all processes', least=1, most=2 ** 20)
-    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule', above=0, most=1e9)
-    warmup: float = arg(0.2, 'fraction of the steps in which the learning rate rises', least=0, below=1)
+    batch_size: int = arg(160, 'global batch size, over all processes')
+    lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule')
+    warmup: float = arg(0.2, 'fraction of the steps in which the learning rate rises', most=1)
     optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper")
-    ratio: float = arg(1.0, 'learning rate of the matrices of muon over --lr', above=0, flag=False)
-    momentum: float = arg(0.95, 'decay rate of the momentum of muon', least=0, below=1, flag=False)
-    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', least=0, below=1)
-    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', least=0, below=1)
-    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW', least=0)
-    grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping", least=0)
+    ratio: float = arg(1.0, 'learning rate of the matrices of muon over --lr', flag=False)
+    momentum: float = arg(0.95, 'decay rate of the momentum of muon', flag=False)
+    beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', most=0.999_999)
+    beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', most=0.999_999)
+    weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW')
+    grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping")
     noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); with --normalize '
-                       'over that of 5 frames of 64x64 points of its deviation', least=0)
-    loss: str = arg('relative', 'relative: L2RE of the next frame; change: the same, more where it changes little; '
-                    'squared: Eq. (14)')
-    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", least=0,
-                         flag=False)
+                       'over that of 5 frames of 64x64 points of its deviation')
+    loss: str = arg('relative', 'relative: L2RE; change: more of it where little changes; squared: Eq. (14)')
+    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", flag=False)
     sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
-    seed: int = arg(0, 'seed of initial weights, draws and noise', least=0, most=2 ** 63 - 1)
+    seed: int = arg(0, 'seed of initial weights, draws and noise', least=0)
 
     def __post_init__(self):
         check_fields(self)
@@ -192,9 +170,8 @@ class TrainConfig:
             try:
                 weights[name] = float(number)
             except ValueError:
-                raise InputError(f'sampling {item}: expected a dataset and a number, '
-                                 'such as dr_pdb=5') from None
-            bounded('sampling', weights[name], above=0)
+                raise InputError(f'sampling {item}: expected a dataset and a number, such as dr_pdb=5') from None
+            bounded('sampling', weights[name], least=1e-9)
         return weights
 
 
@@ -291,8 +268,7 @@ DATASETS = {**PRETRAINING, **DOWNSTREAM}
 BASE = ('ns2d_fno_1e-5', 'ns2d_fno_1e-3', 'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 'swe_pdb', 'dr_pdb', 'cfdbench')
 MIXTURES = {                    # mixtures of growing heterogeneity (paper, App. C.10)
     'mixture_6': BASE,
-    'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda',
-                          'ns2d_cond_pda'),
+    'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),
 }
 # size -> the datasets that are generated in small form if they are absent
@@ -314,21 +290,19 @@ class RunConfig:
     datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all", nargs='+')
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
-    threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0, most=1024)
-    dtype: str = arg('auto', 'bf16: by autocast; auto takes it on a GPU that has it, and for --width 256 '
-                     'and more on a processor with AMX', choices=('auto', 'fp32', 'bf16'))
-    form: str = arg('fast', 'paper: every equation as printed, not as in nets/fast.py',
-                    choices=('fast', 'paper'))
+    threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0)
+    dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, and with AMX from --width 256',
+                     choices=('auto', 'fp32', 'bf16'))
+    form: str = arg('fast', 'paper: each equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
     compile: str = arg('off', "on: compile the network; graphs: also launch each pass at once, as a CUDA graph; "
                        "default: graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
     resume: bool = arg(False, 'continue exactly the run in --out that this command began, or start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
-    accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients add up: less memory', least=1)
-    save_every: int = arg(500, 'steps between two scorings, each with a checkpoint; without this flag at most a '
-                          'tenth of the run', least=1)
-    workers: int = arg(4, 'threads that read batches ahead; 0: the training reads', least=0, most=1024)
+    accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients add up: less memory')
+    save_every: int = arg(500, 'steps between two scorings and checkpoints; without this flag at most a tenth of all')
+    workers: int = arg(4, 'threads that read batches ahead; 0: the training reads', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
-    log_every: int = arg(20, 'steps between two lines of log.jsonl', least=1)
+    log_every: int = arg(20, 'steps between two lines of log.jsonl')
 
     __post_init__ = check_fields
 
@@ -344,8 +318,7 @@ def run(size, cuda=False):
 @dataclass(frozen=True)
 class FinetuneConfig:
     """What to fine-tune, and on how much data."""
-    checkpoint: str = arg('', 'pre-trained network: a checkpoint of train.py, finetune.py or DPOT',
-                          required=True)
+    checkpoint: str = arg('', 'pre-trained network: of train.py, finetune.py or DPOT', required=True)
     dataset: str = arg('', 'name of the dataset to fine-tune on', required=True)
     samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
@@ -372,10 +345,8 @@ def override(config, args):
 
     --epochs resets steps. Raises InputError, which names the flag, for values that do not fit.
     """
-    fields = {}
-    for name, value in vars(args).items():
-        if name in vars(config):
-            fields[name] = tuple(value) if isinstance(value, list) else value
+    fields = {name: tuple(value) if isinstance(value, list) else value
+              for name, value in vars(args).items() if name in vars(config)}
     if 'epochs' in fields:
         if fields.get('steps'):
             raise InputError('--steps and --epochs: give only one of the two')

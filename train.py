@@ -234,8 +234,7 @@ def announce(model, windows, sampling, command, processes):
     run = command.run
     hardware = f'{processes.world_size} x {processes.device.type}'
     if run.compile != 'off':
-        form = 'compiled as CUDA graphs' if run.compile == 'graphs' else 'compiled'
-        hardware += f', {form} before the first step, which takes a minute or two'
+        hardware += ', compiled before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
     if model.config.experts:
         size += f', {experts.activated(model):,} of them activated'
@@ -413,9 +412,8 @@ def run_to_the_end(training, processes):
     samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     if processes.device.type == 'cpu':
         with autocast(run, processes.device):
-            processes.print(memory.forecast(model, samples, run.accumulate))
+            processes.print(memory.forecast(model.eval(), samples, run.accumulate))
     compiled = compile_model(model.train(), run, samples, processes.device)
-    network = distributed.data_parallel(compiled, processes)
     numbers = data.numbers_of_rank(range(progress.step, recipe.steps), recipe.batch_size, processes.rank,
                                    processes.world_size, run.accumulate)
     batches = data.batches(windows, numbers, processes.device, run.workers)
@@ -426,7 +424,8 @@ def run_to_the_end(training, processes):
         signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills the process
     log.go_on()                                                 # compiling does not count
     with terminal.handling(terminal.SIGNALS, note), closing(batches):
-        stop = fit(training, network, log.timed(batches), log, arrived, processes)
+        # no name for the network of several processes: it has to go before the group that it uses, or both may wait
+        stop = fit(training, distributed.data_parallel(compiled, processes), batches, log, arrived, processes)
     if stop:
         processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue with the same '
                         f'command and --resume')

@@ -5,6 +5,7 @@ A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs
 needs.
 """
 import argparse
+import pickle
 import re
 import warnings
 import zipfile
@@ -21,9 +22,16 @@ TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 torch.serialization.add_safe_globals([argparse.Namespace])         # which holds the arguments of DPOT's runs
 
 
-def not_finite(weights):
-    """The names of those tensors of {name: tensor} that have values that are not finite."""
-    return [name for name, value in weights.items() if not value.isfinite().all()]
+# what is raised for bytes that are no checkpoint, and for tensors and plain types that are none of ours
+OF_CHECKPOINTS = (*files.OF_FILES, AttributeError, EOFError, IndexError, RuntimeError, TypeError,
+                  pickle.UnpicklingError, zipfile.BadZipFile)
+
+
+def require_finite(weights, path, advice=''):
+    """Raise InputError for the first tensor of {name: tensor} with values that are not finite."""
+    for name, value in weights.items():
+        if not value.isfinite().all():
+            raise InputError(f'{path}: the weights {name} are not finite{advice}')
 
 
 def load_file(path):
@@ -34,29 +42,23 @@ def load_file(path):
     else.
     """
     path = Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
-    if not path.exists():
+    if not path.is_file():
         raise InputError(f'{path}: there is no such checkpoint')
-    files.require_regular(path)
     try:
         damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None     # not those of DPOT
         if damaged:
             raise ValueError(f'the checksum of {damaged} is wrong')
         with warnings.catch_warnings(action='ignore'):
             saved = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as error:    # torch.load has no common class for what can be wrong with a file
-        raise InputError(f'{path}: damaged, or more than tensors and plain types ({type(error).__name__})') from None
-    try:
         state = saved.get('model', saved)
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
         ModelConfig(**saved['config']['model'])
-        infinite = not_finite(saved['model'])
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f'{path}: not a checkpoint of train.py, DPOT or MoE-POT that this version reads '
-                         f'({error!r})') from None
-    if infinite:
-        raise InputError(f'{path}: the weights {infinite[0]} are not finite')
+    except OF_CHECKPOINTS as error:
+        cause = ' '.join(str(error).split())[:200]
+        raise InputError(f'{path}: damaged, or no checkpoint of train.py, DPOT or MoE-POT ({cause})') from None
+    require_finite(saved['model'], path)
     return saved
 
 
@@ -78,10 +80,8 @@ def save_file(saved, path):
 
     Raises InputError for weights that are not finite.
     """
-    infinite = not_finite(saved['model'])
-    if infinite:
-        raise InputError(f'{path}: the weights {infinite[0]} are not finite at step {saved["step"]}, so they are not '
-                         f'saved; begin another run with smaller values of --lr, --alpha and --t_init')
+    require_finite(saved['model'], path, f' at step {saved["step"]}, so they are not saved; begin another run with '
+                                         f'smaller values of --lr, --alpha and --t_init')
     with files.replacing(path) as part, open(part, 'wb') as file:
         try:
             torch.save(saved, file)
@@ -131,13 +131,13 @@ def start_from(model, source):
             resized.append(name)
         else:
             fresh.append(name)
-    loaded = len(tensors) - len(resized) - len(fresh)
-    words = [f'{source["path"]}: {loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh']
-    words += dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in fresh)
     left_out = [name for name in state if name not in tensors]
-    if left_out:
-        words += ['and left out:', *dict.fromkeys(re.sub(r'\.\d+', '.*', name) for name in left_out)]
-    return ' '.join(words)
+
+    def listed(names):
+        return ''.join(dict.fromkeys(re.sub(r'\.\d+', '.*', f' {name}') for name in names))
+    loaded = len(tensors) - len(resized) - len(fresh)
+    return (f'{source["path"]}: {loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh'
+            + listed(fresh) + (' and left out:' if left_out else '') + listed(left_out))
 
 
 def maps_in(path, channels):

@@ -74,7 +74,7 @@ def setup(name='auto', threads=0, settings=None):
     """The Processes, once torchrun's, if any, have joined.
 
     name, threads: --device and --threads.
-    settings: {flag: value} of the command, which has to be the same on all of them.
+    settings: {flag: value} of the command, but for the device the same on all of them.
     Raises InputError where they cannot join, or were given different settings.
     """
     device = choose_device(name)
@@ -93,22 +93,18 @@ def setup(name='auto', threads=0, settings=None):
             raise InputError(f'the processes cannot join ({str(error).splitlines()[0]}); start several with torchrun, '
                              f'or unset WORLD_SIZE for one') from None
         processes = Processes(dist.get_rank(), dist.get_world_size(), device)
-        require_same(settings or {}, processes)
+        require_same({**(settings or {}), 'device': ''}, processes)
     return processes
 
 
 def require_same(settings, processes):
-    """Raise InputError for the first of {flag: value} that another process has with another value.
-
-    Each may name a --device of its own.
-    """
-    settings = {name: value for name, value in settings.items() if name != 'device'}
+    """Raise InputError for the first of {flag: value} that another process has with another value."""
     hashes = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
     others = processes.sum(hashes) - processes.world_size * hashes
-    for name, difference in zip(settings, others.tolist()):
+    for (name, value), difference in zip(settings.items(), others.tolist()):
         if difference:
-            raise InputError(f'--{name} {show(settings[name]) or "(none)"}: another process was started with another '
-                             f'value; give all of them the same command')
+            raise InputError(f'--{name} {show(value) or "(none)"}: another process has another value; give all of '
+                             f'them the same command, and an --out on a disk that they share')
 
 
 def barrier(processes):
@@ -118,11 +114,7 @@ def barrier(processes):
 
 
 def data_parallel(network, processes):
-    """The network whose backward pass averages the gradients over all processes, if there are
-    several.
-
-    It is compiled beforehand, and the gradients exist, so that they stay where they are.
-    """
+    """The network, compiled beforehand, whose backward pass averages the gradients over all processes."""
     if processes.world_size == 1:
         return network
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)

@@ -27,15 +27,7 @@ def naming(path, problem='cannot be read', errors=OF_FILES):
         if getattr(error, 'errno', None):
             cause = error.strerror or os.strerror(error.errno)          # HDF5's own words, or those of the system
         cause = ' '.join(cause.split()) or repr(error)
-        if 'unable to lock file' in cause:
-            problem = 'another process has it open; wait for it, or set HDF5_USE_FILE_LOCKING=FALSE'
         raise InputError(f'{path}: {problem} ({cause})') from error
-
-
-def require_regular(path):
-    """Raise InputError for what exists but is no regular file, such as a folder."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise InputError(f'{path}: this is not a regular file')
 
 
 @contextmanager
@@ -45,10 +37,8 @@ def replacing(path):
 
     The part has a name of its own beside `path`, or beside the file to which that links.
     """
-    path = Path(path)
     with naming(path, 'cannot be written', OSError):
-        require_regular(path)
-        require_held(path.parent)           # or the folder would be made anew
+        require_held(Path(path).parent)     # or the folder would be made anew
         place = Path(os.path.realpath(path))
         part = place.with_name(PART.format(secrets.token_hex(8)))
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +46,7 @@ def replacing(path):
             yield part
             with open(part, 'rb') as file:
                 os.fsync(file.fileno())
-            require_held(path.parent)
+            require_held(Path(path).parent)
             os.replace(part, place)
         finally:
             part.unlink(missing_ok=True)
@@ -67,8 +57,6 @@ def write_text(path, text):
     with replacing(path) as part:
         part.write_text(text, encoding='utf-8')
 
-
-# ---------------------------------------------------------------------------------------- the lock
 
 def is_held(folder):
     """Whether the lock in `folder` is the one that this process has taken, or it has taken none."""
@@ -86,8 +74,7 @@ def require_held(folder):
 
 @contextmanager
 def lock(folder, processes=None, wait=''):
-    """Keep other processes out of `folder` within the block, by a lock of rank 0 on the file
-    <folder>/lock.
+    """Keep other processes out of `folder` within the block, by a lock of rank 0 on <folder>/lock.
 
     A process that has the lock already goes on. A block that fails and has written nothing leaves
     no new folder.
@@ -101,7 +88,6 @@ def lock(folder, processes=None, wait=''):
     path = Path(folder, 'lock')
     new = not wait and not path.parent.exists()  # others that wait need the lock that they wait for
     path.parent.mkdir(parents=True, exist_ok=True)
-    require_regular(path)
     with open(path, 'a') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,6 @@
 """How much memory a training step takes on a CPU, where Linux ends a process without a word."""
 import math
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,7 @@ def available():
     meminfo = Path('/proc/meminfo')
     if not meminfo.exists():
         return math.inf
-    kilobytes = {line.split(':')[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines()}
-    free = 1024 * kilobytes['MemAvailable']
+    free = 1024 * int(re.search(r'MemAvailable: +(\d+)', meminfo.read_text())[1])
     with suppress(OSError, ValueError):                         # ValueError: its limit is 'max'
         limit, taken = (int(Path(f'/sys/fs/cgroup/memory.{name}').read_text()) for name in ('max', 'current'))
         free = min(free, limit - taken)
@@ -21,7 +21,10 @@ def available():
 
 
 def saved_bytes(model):
-    """The bytes that a forward pass of one sample keeps for its backward pass."""
+    """The bytes that a forward pass of one sample keeps for its backward pass.
+
+    model: in evaluation mode, or its BatchNorm would change.
+    """
     config = model.config
     kept = {}
 
@@ -30,11 +33,8 @@ def saved_bytes(model):
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
     u = torch.ones(1, config.frames, *config.resolution, config.channels)
-    training = model.training
-    model.eval()                                # in training a batch would change BatchNorm
-    with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
         prediction = model(u)
-    model.train(training)
     for x in [prediction, *model.parameters(), *model.buffers()]:
         kept.pop(x.untyped_storage().data_ptr(), None)
     return sum(kept.values())
@@ -49,8 +49,8 @@ def forecast(model, samples, parts):
     each = saved_bytes(model)
     free = available()
     words = f'memory: about {(fixed + each * samples) / 1e9:.2g} GB for a step, {free / 1e9:.2g} GB are available'
-    if fixed + each * samples < free:
-        return words
     fitting = [n for n in range(1, samples + 1) if samples % n == 0 and fixed + each * samples / n < free]
+    if fitting[:1] == [1]:
+        return words
     advice = f'--accumulate {parts * fitting[0]} fits' if fitting else 'take a smaller --size'
     return f'{words}; {advice}, or the system may end the run without a word'

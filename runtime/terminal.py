@@ -5,14 +5,13 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 
-import torch
 from tqdm import tqdm
 
-from configs import BOUNDS, InputError, nearest, show
+from configs import InputError, nearest, show
 
 # which end a command, and a training once it is saved: what schedulers send, and what comes when a reader of stdout,
 # such as `head`, goes away
@@ -31,17 +30,12 @@ class Parser(argparse.ArgumentParser):
         fail(message + (nearest(unknown[1], self._option_string_actions) if unknown else ''))
 
     def add(self, config, title, without=()):
-        """Add flags for the fields of a dataclass; one that is not given is in no result.
-
-        without: the names of fields without a flag.
-        """
+        """Add flags for the fields of a dataclass but `without`; one not given is in no result."""
         group = self.add_argument_group(title)
         for field in dataclasses.fields(config):
-            if field.name in without or not field.metadata.get('flag', True):
+            if field.name in without or not field.metadata['flag']:
                 continue
-            options = dict(field.metadata)
-            for name in ('flag', *BOUNDS):                              # which are none of argparse
-                options.pop(name, None)
+            options = dict(field.metadata['options'])
             value = show(getattr(config, field.name))
             options['help'] += f' [{value}]' if value else ''
             if field.type is bool:
@@ -69,10 +63,8 @@ def fail(message):
 @contextmanager
 def handling(numbers, handler):
     """Let `handler` take the signals within the block, but for those that are ignored, such as
-    SIGHUP under nohup. Python itself ignores SIGPIPE, and lets the main thread alone do this.
+    SIGHUP under nohup. Python itself ignores SIGPIPE.
     """
-    if threading.current_thread() is not threading.main_thread():
-        numbers = ()
     before = {number: signal.getsignal(number) for number in numbers}
     before = {number: former for number, former in before.items()
               if former != signal.SIG_IGN or number == signal.SIGPIPE}
@@ -94,8 +86,6 @@ def cli(main):
     def stop(number, _):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)                 # or the line below would send it again
         raise KeyboardInterrupt(number)               # as Ctrl-C, so that what is half-written goes
-    if hasattr(sys.stdout, 'reconfigure'):
-        sys.stdout.reconfigure(errors='backslashreplace')             # for names that are not UTF-8
     try:
         with handling(SIGNALS, stop):
             code = main() or 0
@@ -109,13 +99,11 @@ def cli(main):
         end(128 + signal.SIGPIPE)
     except (InputError, FloatingPointError) as error:
         fail(str(error))
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or 'out of memory' in str(error)):
+            raise
         fail(f'too little memory ({str(error).splitlines()[0]}); a smaller --size or --batch_size needs less, and in '
              f'train.py a larger --accumulate')
-    except RuntimeError as error:
-        if '/gloo/' not in str(error):
-            raise
-        fail(f'another process has ended ({str(error).splitlines()[0]}); continue with --resume')
     except OSError as error:
         fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
     if 'TORCHELASTIC_RUN_ID' in os.environ:         # gloo's threads may abort one of several processes as it ends
@@ -143,22 +131,19 @@ def table(title, rows, float_format='.4f'):
     float_format: of the floats; large ones are written in powers of ten. A heading may have several
     lines.
     """
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-
     def cell(value):
         if not isinstance(value, float):
             return '-' if value is None else str(value)
         large = float_format[-1] == 'f' and abs(value) >= 1e4
         return f'{value:.2e}' if large else f'{value:{float_format}}'
-    headings = [heading.split('\n') for heading in (title, *columns)]
-    height = max(map(len, headings))
-    headings = [[''] * (height - len(heading)) + heading for heading in headings]
-    grid = list(zip(*headings))
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    headings = [heading.split('\n')[::-1] for heading in (title, *columns)]             # from the lowest line
+    grid = [*zip_longest(*headings, fillvalue='')][::-1]
     for name, row in rows.items():
         grid.append([name, *(cell(row.get(column)) for column in columns)])
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
     lines = []
     for name, *texts in grid:
-        cells = [f'{text:>{width}}' for text, width in zip(texts, widths)]
-        lines.append(f'{name:<{first}}{"".join(cells)}'.rstrip())
+        cells = [text.rjust(width) for text, width in zip(texts, widths)]
+        lines.append((name.ljust(first) + ''.join(cells)).rstrip())
     return lines

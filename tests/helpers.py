@@ -142,6 +142,31 @@ def signalled(number, module, function, when, flags, before=''):
     return done.returncode, done.stderr.splitlines()[-1:]
 
 
+def fork(main, path, rank, port, world_size=2, address='127.0.0.1'):
+    """Run `main` in a fork of this process, as one of several that join as those of torchrun do; its number.
+
+    path: a file for what it prints.
+    """
+    process = os.fork()
+    if process:
+        return process
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    code = 1
+    try:
+        sys.stdout = sys.stderr = open(path, 'w')
+        code = terminal.cli(main) or 0
+    except SystemExit as stop:
+        code = stop.code
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def exit_code(process):
+    """That of a process of `fork`, once it has ended; minus the number of a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
 def free_port():
     """The number of a port that nobody listens to."""
     with socket.socket() as free:

@@ -38,48 +38,36 @@ COMMANDS = {
         (train, '--dept 3', 'unrecognized arguments: --dept 3; did you mean --depth?'),
         (train, '--size=tinny', "unknown size 'tinny'; did you mean tiny?"),
         (train, '--lr=fast', '--lr'),
-        (train, '--lr=0', '--lr 0.0 must be above 0'),
-        *((train, f'--{name}={value}', f'--{name} {float(value)} must be a finite number') for name, value in (
-            ('lr', 'nan'), ('lr', '1e45'), ('t_init', '1e39'), ('alpha', '-1e39'))),
-        (train, '--lr=1e30', '--lr 1e+30 must be at most'),
-        (train, f'--steps 1{"0" * 400}', 'must be at most 9223372036854775807'),
-        (train, '--sampling a=1e308 b=1e308', '--sampling 1e+308 must be a finite number'),
-        (train, '--warmup=1', '--warmup 1.0 must be below 1'),
-        (train, '--streams=65', '--streams 65 must be at most 64'),
+        (train, '--lr=nan', '--lr nan must be at least 0'),
+        (train, '--t_init=1e39', '--t_init 1e+39 must be at most'),
+        (train, f'--steps 1{"0" * 400}', 'must be at most 1000000000'),
+        (train, '--streams=0', '--streams 0 must be at least 1'),
         (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
         (train, '--ablate=x', "--ablate 'x'"),
         (train, '--epochs 3 --steps 4', '--steps and --epochs'),
         (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
+        (train, '--sampling a=0', '--sampling 0.0 must be at least'),
         (train, 'RUN --sampling ownn=50', '--sampling ownn'),
         (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
         (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs whole batches'),
         (train, 'RUN --network UNett', 'UNett'),
         (train, 'RUN --network UNet --residual plain', '--residual plain: the network UNet has no such thing'),
-        (train, 'RUN --residual plain --streams 8', '--streams 8: residual plain has no such thing; leave it out'),
-        (train, 'RUN --residual plain --ablate T', '--ablate T: residual plain has no such thing; leave it out'),
+        (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such thing; leave it out'),
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
-        (train, 'RUN --seed 99999999999999999999', '--seed 99999999999999999999 must be at most'),
         (evaluate, 'SMALL --rollout -1', '--rollout -1 must be at least'),
         *((script, f'SMALL --json {path}', f'--json {path}: this file is there; choose another name')
-          for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'), (evaluate, 'pipe.json'))),
+          for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
+        (reproduce, "main --data data --recipe '\"'", '--recipe ": not words of a shell (No closing quotation)'),
         *((evaluate, f'SMALL --datasets own --json {path}.json', words) for path, words in (
             ('file/a', 'file/a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
-        (evaluate, 'SMALL --rollout 100000000000000000000', '--rollout 100000000000000000000 must be at most'),
-        *((reproduce, f'main --data data --{flag}', words) for flag, words in (
-            ('seeds 0', '--seeds 0 must be at least 1'), ('steps -1', '--steps -1 must be at least 0'),
-            ("recipe '\"'", '--recipe ": not words of a shell (No closing quotation)'))),
-        *((bench, f'step --size nano --{flag}', words) for flag, words in (
-            ('batch_size -1', '--batch_size -1 must be at least 1'), ('repeats 0', '--repeats 0 must be at least 1'),
-            ('peer no/such', '--peer no/such: ...cannot be imported (No module named'))),
+        (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported (No module named'),
         (generate, '--data target swe', 'did you mean swe_pdb?'),
         (generate, '--data target swe_pdb --resolution 1000000000000000000', 'must be at most'),
         (prepare, '--data target swe_pdb', '--source'),
     ],
     'grids': [
-        (train, '--resolution=big', "resolution 'big' is not a grid"),
-        (train, '--resolution 60 --patch 8', '--resolution (60, 60) is not divisible by patch 8'),
         (train, '--resolution=8x8x8x8', "'8x8x8x8' is not a grid, such as 128, 96x192 or 64x64x64"),
         (evaluate, 'SMALL --resolution 30', '--resolution (30, 30) is not divisible by patch 4'),
     ],
@@ -93,21 +81,18 @@ COMMANDS = {
         (interpret, 'AOT --unseen own', 'was trained on one of --unseen own'),
         (prepare, '--data target ns2d_pda --source out', 'files *.h5'),
     ],
-    'folders': [
+    'folders and runs': [
         (train, 'RUN --out file', 'file'),
         (train, 'RUN --out closed/new', 'closed'),
         (finetune, 'TUNE --dataset new --out pre', '--out pre'),
         (generate, 'swe_pdb --data file', 'file'),
-    ],
-    'runs to resume': [
         (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
-        (train, 'RUN --out weights --resume', 'weights/last.pt: these are weights without a run to resume'),
+        (train, 'RUN --out weights --resume', 'weights/last.pt: weights without a run to resume, or a run of another'),
     ],
     'checkpoints': [
-        (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or more than tensors and plain types'),
+        (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or no checkpoint of train.py, DPOT or MoE-POT'),
         (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
-        (evaluate, '--checkpoint pipe.json', 'pipe.json: this is not a regular file'),
-        (evaluate, '--checkpoint /dev/zero', '/dev/zero: this is not a regular file'),
+        (evaluate, '--checkpoint /dev/zero', '/dev/zero: there is no such checkpoint'),
         (train, 'RUN --init_from out/unet', 'out/unet/last.pt: the weights of --network UNet do not fit aotpot'),
         (interpret, 'AOT --checkpoint out/plain --gains', 'no T to look at'),
         (interpret, 'AOT --checkpoint out/wild', 'T is not finite on coarse'),
@@ -138,7 +123,6 @@ def start(tmp_path_factory, pretrained):
     save(small_model(network='UNet'), folder, 'unet/last.pt')
     (folder / 'weights').mkdir()
     shutil.copy(folder / 'out/small/last.pt', folder / 'weights')
-    os.mkfifo(folder / 'pipe.json')
     (folder / 'file').write_text('of the user')
     (folder / 'report.json').write_text('{"models": {"small": {"checkpoint": "another"}}}')
     (folder / 'pickle.pt').write_bytes(pickle.dumps({'model': {}}))
@@ -239,9 +223,7 @@ CALLS = {
     ],
     'inputs of a network': [
         (lambda shape: fresh()(torch.zeros(shape)), (1, 3, 18, 16, 2), '18x16'),
-        (lambda size: configs.ModelConfig(resolution=size), 60, 'error: resolution (60, 60) is not divisible by patch'),
         (lambda width: configs.ModelConfig(width=width), 100, 'error: width 100 is not divisible by 8'),
-        (lambda lr: configs.recipe('tiny', lr=lr), 0, 'error: lr 0 must be above 0'),
         (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', 'experts 16: AOTPOT needs'),
     ],
     'frames of a rollout': [
@@ -259,7 +241,7 @@ CALLS = {
         (l2re, np.ones((3, 8, 8, 1)) * 1j, 'the target: values of the type complex128; expected real numbers'),
     ],
     'checkpoints': [
-        (loaded, lambda saved: saved.update(code=print), 'error: a.pt: damaged, or more than tensors and plain types'),
+        (loaded, lambda saved: saved.update(code=print), 'error: a.pt: damaged, or no checkpoint'),
         (loaded, lambda saved: saved['model']['gate'].fill_(np.nan), 'error: a.pt: the weights gate are not finite'),
         (loaded, lambda saved: saved['config']['model'].update(width=64), 'error: a.pt: not '
          'the weights of this network ...size mismatch for embed.position'),

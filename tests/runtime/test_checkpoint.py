@@ -1,8 +1,6 @@
 """Checkpoints: round trips, other people's files, DPOT's and MoE-POT's weights."""
 import argparse
 import dataclasses
-import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,21 +26,12 @@ def test_a_checkpoint_gives_the_network_back(tmp_path):
         torch.testing.assert_close(loaded(u), model(u), rtol=1e-4, atol=1e-5)
 
 
-def test_a_folder_stands_for_its_last_checkpoint(pretrained, tmp_path):
-    shutil.copytree(pretrained, tmp_path / 'out')
-    shutil.copy(pretrained / 'last.pt', tmp_path / 'out/best.pt')
-    assert checkpoint.load_file(tmp_path / 'out')['path'] == tmp_path / 'out/last.pt'
-    (tmp_path / 'out/last.pt').unlink()
-    with pytest.raises(configs.InputError, match='out/last.pt: there is no such checkpoint'):
-        checkpoint.load_file(tmp_path / 'out')
-
-
 def test_a_checkpoint_of_another_version_is_read_unless_its_network_is_none_of_ours(tmp_path):
     model, path = build(dtype=torch.float32, normalize=True), tmp_path / 'last.pt'
     config, state = dataclasses.asdict(model.config), model.state_dict()
     del config['alpha'], config['sinkhorn_iters']
     u = field(model)
-    for fields, tensors, words in (({}, {}, ''), ({'later': True}, {}, "not a checkpoint .*'later'"),
+    for fields, tensors, words in (({}, {}, ''), ({'later': True}, {}, "damaged, or no checkpoint .*'later'"),
                                    ({}, {'layers.0.later': torch.ones(3)}, 'not the weights .*layers.0.later')):
         checkpoint.save_file({'model': {**state, **tensors}, 'step': 1, 'later': 5, 'config': {
             'model': {**config, **fields}, 'run': {'overwrite': True}, 'later': None}}, path)
@@ -60,13 +49,14 @@ def test_a_file_whose_bytes_have_changed_is_refused(pretrained, tmp_path):
     tensor = torch.load(pretrained / 'last.pt', weights_only=True)['model']['aggregate.weight'].numpy().tobytes()
     start = good.index(tensor)
     path.write_bytes(good[:start + 64] + bytes(64) + good[start + 128:])
-    with pytest.raises(configs.InputError, match=r'last.pt: damaged, or more than'):
+    with pytest.raises(configs.InputError, match='last.pt: damaged, or no .* checksum'):
         checkpoint.load_file(path)
     path.write_bytes(good)
     assert checkpoint.load_file(path)['step'] == 8
 
 
-def test_the_name_of_a_checkpoint_is_that_of_its_run_or_its_own():
+def test_a_folder_stands_for_its_last_checkpoint_whose_name_is_that_of_the_run_or_its_own(pretrained):
+    assert checkpoint.load_file(pretrained)['path'] == pretrained / 'last.pt'
     names = {'out/a/last.pt': 'a', 'out/a/best.pt': 'a', 'out/a/step12.pt': 'a', 'last.pt': Path.cwd().name,
              'weights/mini.pt': 'mini', 'steps.pt': 'steps'}
     assert {path: checkpoint.name_of(Path(path)) for path in names} == names
@@ -196,12 +186,6 @@ def test_a_checkpoint_of_dpot_or_moe_pot_gives_the_outputs_of_its_network(kind, 
             assert (ours - theirs).norm() < close * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
 
 
-def test_threads_load_a_checkpoint_of_dpot_at_once(tmp_path):
-    torch.save({'args': argparse.Namespace(), 'model': dpot_state()}, tmp_path / 'model.pth')
-    with ThreadPoolExecutor(4) as pool:
-        assert len([*pool.map(checkpoint.load_file, 40 * [tmp_path / 'model.pth'])]) == 40
-
-
 def test_weights_that_are_not_finite_are_not_saved_and_the_old_file_stays(tmp_path):
     path = tmp_path / 'last.pt'
     path.write_text('old')
@@ -220,11 +204,11 @@ def test_checkpoints_that_are_not_dpots_network_are_refused_by_name(tmp_path, ca
     state, path = dpot_state(), tmp_path / 'model.pth'
     args = argparse.Namespace(act='tanh')
     for saved, words in (
-            ({'model': {**state, 'blocks.0.MoE.experts.0.conv.0.weight': torch.ones(1)}}, 'not a checkpoint of'),
+            ({'model': {**state, 'blocks.0.MoE.experts.0.conv.0.weight': torch.ones(1)}}, 'no checkpoint of'),
             ({'model': moe_pot_state(E=3)}, 'experts 3: a sample takes 4 of them'),
             ({'model': state, 'args': args}, '--act tanh'),
             ({'model': {**state, 'blocks.0.extra': torch.ones(1)}}, 'layers.0.extra'),
-            ({'model': state, 'args': Unwanted()}, 'more than tensors and plain types')):
+            ({'model': state, 'args': Unwanted()}, 'no checkpoint of .*Weights only load failed')):
         torch.save(saved, path)
         with pytest.raises(configs.InputError, match=words) as error:
             checkpoint.load_file(path)

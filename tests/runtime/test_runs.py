@@ -6,15 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import configs
 import data
 import evaluate
-import train
 from helpers import at_step, command, locked_by_another, log, same, signalled, travelling, write, write_two
 from runtime import checkpoint, distributed, runs
 
@@ -32,17 +32,6 @@ def assert_equal(whole, broken):
     lines, found = ({line['step']: line for line in log(out)} for out in (whole, broken))       # at a signal one more
     for key in ('epoch', 'lr', 'grad_norm'):
         assert [line[key] for line in lines.values()] == [found[step][key] for step in lines], key
-    sums, of_broken = map(summed, (lines, found))
-    assert [of_broken[step] for step in lines] == pytest.approx([*sums.values()], rel=1e-12)
-
-
-def summed(lines):
-    """The sum of the losses up to each line of a log, {step: line}, of which each has a mean."""
-    sums = {0: 0.0}
-    for step, line in lines.items():
-        last, total = [*sums.items()][-1]
-        sums[step] = total + (step - last) * line['loss']
-    return {step: sums[step] for step in lines}
 
 
 def interrupt(flags, step, number):
@@ -70,13 +59,12 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(optimiz
 
 
 def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_do(
-        folder, tmp_path, monkeypatch, call, refused):
+        folder, tmp_path, monkeypatch, call):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert call(command(folder, whole, '--log_every', 3, steps=8)[1:])[0] == 0
     same_command = command(folder, broken, '--resume', '--log_every', 3, steps=8)[1:]
     # a signal counts after the step, whether a line of the log follows or not
-    signals = ((2, signal.SIGINT), (4, signal.SIGTERM), (5, signal.SIGHUP), (6, signal.SIGUSR1), (7, signal.SIGTERM))
-    for step, number in signals:
+    for step, number in ((2, signal.SIGINT), (4, signal.SIGTERM), (7, signal.SIGUSR1)):
         with monkeypatch.context() as patch:
             at_step(step, lambda number=number: signal.raise_signal(number), patch)
             code, error, printed = call(same_command)
@@ -87,9 +75,7 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     assert call([*same_command, '--threads', 1])[0] == 0, 'where it runs may differ'
     assert_equal(whole, broken)
     files = contents(broken)
-    code, error, printed = call(same_command)
-    assert (code, error) == (0, '')
-    assert printed == f'the run in {broken} is finished, at step 8; there is nothing left to do\n'
+    assert call(same_command) == (0, '', f'the run in {broken} is finished, at step 8; there is nothing left to do\n')
     assert files == contents(broken)
 
 
@@ -128,116 +114,59 @@ def begun(pretrained, folder, tmp_path):
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--lr', '0.5'], '--lr 0.5: the run to resume has 0.01; repeat its command, or choose another --out'),
+    (['--lr', '0.5'], '--lr 0.5: the run to resume has 0.01; repeat its command, or begin another --out'),
     (['--init_from', 'a.pt'], '--init_from a.pt: the run to resume has none'),
     (['--size', 'mini'], '--size mini: the run to resume has nano'),
     (['--threads', '2'], '--threads 2: the run to resume has 1'),
-    *((['--datasets', *names.split()], f'--datasets {names}: the run to resume has own swe_pdb')
-      for names in ('swe_pdb own', 'own', 'other own swe_pdb'))])
-def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, begun, folder, refused, pretrained):
+    (['--datasets', 'other', 'own', 'swe_pdb'], '--datasets other own swe_pdb: the run to resume has own swe_pdb')])
+def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, begun, folder, refused):
     before = contents(begun)
     shutil.copytree(folder / 'own', folder / 'other')
-    if 'a.pt' in flags:
-        flags = [flags[0], pretrained / 'last.pt']
-        words = f'--init_from {pretrained}/last.pt: the run to resume has none'
     refused([*command(folder, begun, '--resume', steps=8)[1:], *flags], words)
     assert contents(begun) == before
 
 
-@pytest.mark.parametrize('attributes, words', [
-    ({'t_test': 3}, 'the t_test of own/test.h5 was 4.0, is 3.0'),
-    ({'source': 'x'}, "the source of own/test.h5 was '', is 'x'"),
-    ({'static': ('v',)}, "the static of own/test.h5 was ['c'], is ['v']"),
-    ({'channels': ('v', 'u', 'c')}, "the channels of own/test.h5 was ['u', 'v', 'c'], is ['v', 'u', 'c']"),
-    ({'dt': 0.5}, 'the dt of own/test.h5 was 1.0, is 0.5'),
-    ({'N': 7}, 'the shape of own/train.h5 was [6, 9, 16, 16, 3], is [7, 9, 16, 16, 3]'),
-    ({'valid': 2}, "the source of own/valid.h5 was None, is ''")])
-def test_data_that_are_not_those_of_the_run_are_refused(attributes, words, begun, folder, refused):
+@pytest.mark.parametrize('attributes, split', [
+    ({'t_test': 3}, 'test'), ({'source': 'x'}, 'test'), ({'channels': ('v', 'u', 'c')}, 'test'),
+    ({'N': 7}, 'train'), ({'valid': 2}, 'valid')])
+def test_data_that_are_not_those_of_the_run_are_refused(attributes, split, begun, folder, refused):
     attributes = dict(channels=('u', 'v', 'c'), static=('c',), t_test=4) | attributes
     counts = {'train': attributes.pop('N', 6), 'test': 3, 'valid': attributes.pop('valid', 0)}
-    for split in filter(counts.get, counts):
-        write(folder, 'own', travelling(counts[split], 9, 16, 3, 0.4), split, **attributes)
+    for name in filter(counts.get, counts):
+        write(folder, 'own', travelling(counts[name], 9, 16, 3, 0.4), name, **attributes)
     flags = command(folder, begun, '--resume', steps=8)[1:]
-    refused(flags, f'--resume: the data in {folder} are not those of the run: {words}; restore them, or choose')
+    refused(flags, f'--resume: {folder}/own/{split}.h5 is not the file of the run, but has other fields or attributes')
 
 
-def test_lines_of_a_log_that_are_no_lines_of_a_run_are_left_out(begun, capsys):
-    whole, text = log(begun), (begun / 'log.jsonl').read_bytes()
-    foreign = b'\0\0\0\0', b'', b'caf\xe9', b'[1]', b'{"loss": 1}', b'{"step": "x"}', b'{"step": null}', b'[' * 10 ** 5
-    (begun / 'log.jsonl').write_bytes(b'\n'.join([*foreign, text]))
-    assert log(begun) == whole
-    assert f'{begun}/log.jsonl: {len(foreign)} lines are damaged' in capsys.readouterr().err
-
-
-def test_a_run_goes_on_without_the_checkpoint_it_began_with_by_any_path_to_it(
-        begun, folder, tmp_path, call, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = command(folder, tmp_path / 'new', '--resume', steps=2)[1:]
-    assert call([*flags, '--init_from', 'out'])[0] == 0
-    begun.rename(tmp_path / 'elsewhere')
-    for path in ('./out', 'out/', 'out/last.pt', tmp_path / 'out'):
-        code, error, _ = call([*flags, '--init_from', path])
-        assert code == 0, error
-
-
-def test_a_training_runs_in_a_thread(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr('sys.argv', list(map(str, command(folder, tmp_path / 'out', steps=2))))
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(train.main).result() == 0
-
-
-def test_a_resumed_run_lets_its_checkpoint_go_and_leaves_a_line_for_every_line_of_its_log(
-        begun, folder, monkeypatch, call):
-    kept = []
-    load_file = checkpoint.load_file
-    monkeypatch.setattr(checkpoint, 'load_file', lambda path: kept.append(load_file(path)) or kept[-1])
-    out = begun.rename(begun.with_name('half'))
-    saved = torch.load(out / 'last.pt', weights_only=True)
-    steps = []
-    at_step(6, lambda: steps.append(len(kept[0])), monkeypatch)
-    torch.save({**saved, 'step': 4, 'scored': 4}, out / 'last.pt')
-    code, error, printed = call(command(folder, out, '--resume', steps=8)[1:])
-    assert code == 0 and steps == [0], 'of the dict nothing is left while the run goes on'
-    numbers = r'loss \d\.\d{4}, lr \d\.\d\de-\d\d, \d+ ms, \d+ samples/s\n'
-    assert re.findall(rf'step (\d)/8: {numbers}', printed) == ['5', '6', '7', '8']
-    assert not error and '\r' not in printed, 'no bar where there is no terminal'
-
-
-def test_a_run_goes_on_on_another_device(begun, folder, call):
-    """That of a GPU was compiled, which a CPU is not by default."""
-    saved = torch.load(begun / 'last.pt', weights_only=True)
-    saved['config']['run'].update(compile='graphs', device='cuda')
-    torch.save(saved, begun / 'last.pt')
-    code, error, _ = call(command(folder, begun, '--resume', steps=8)[1:])
-    assert code == 0, error
+def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun, capsys):
+    lines, path = log(begun), begun / 'log.jsonl'
+    path.write_text(path.read_text() + '{"step": 9, "lo')
+    assert log(begun) == lines
+    path.write_text('of another program\n')
+    with pytest.raises(configs.InputError, match=f'{path}: damaged, or not the log of a run'):
+        log(begun)
 
 
 def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another(folder, tmp_path, monkeypatch, call):
     monkeypatch.setattr(distributed, 'WIDE', 16)                                # the width of the network
     monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: True)
-    whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert ' bf16 on 1 x cpu' in call(command(folder, whole, steps=4)[1:])[2]
-    resume = command(folder, broken, '--resume', steps=4)[1:]
+    out = tmp_path / 'out'
     with monkeypatch.context() as patch:
         at_step(2, lambda: signal.raise_signal(signal.SIGTERM), patch)
-        assert call(resume)[0] == 128 + signal.SIGTERM
+        assert call(command(folder, out, steps=3)[1:])[0] == 128 + signal.SIGTERM
     monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: False)
-    before = torch.load(broken / 'last.pt', weights_only=True)
+    before = torch.load(out / 'last.pt', weights_only=True)
     assert before['dtype'] == 'bf16' and before['config']['run']['dtype'] == 'auto'
-    assert ' bf16 on 1 x cpu' in call(resume)[2]
-    assert_equal(whole, broken)
+    assert ' bf16 on 1 x cpu' in call(command(folder, out, '--resume', steps=3)[1:])[2]
 
 
 @pytest.mark.parametrize('resume', [[], ['--resume']])
-@pytest.mark.parametrize('left', ['last.pt', 'log.jsonl', 'config.json', 'step4.pt', 'all but *.pt', 'foreign log'])
+@pytest.mark.parametrize('left', ['last.pt', 'log.jsonl', 'step4.pt', 'all but *.pt'])
 def test_no_run_is_replaced(left, resume, begun, folder, refused):
+    (begun / 'step4.pt').write_text('weights')
     for path in begun.iterdir():
         if path.suffix == '.pt' if left.startswith('all') else path.name != left:
             path.unlink()
-    if left == 'step4.pt':
-        (begun / left).write_text('weights')
-    if left.startswith('foreign'):
-        (begun / 'log.jsonl').write_text('of another program')              # without a newline
     before = contents(begun)
     if left == 'last.pt' and resume:
         return
@@ -251,15 +180,15 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     out = tmp_path / 'out'
     falling = travelling(3, 7, 12, 1, 0.7) * 0.01 ** np.arange(7).reshape(7, 1, 1, 1)             # hard to predict
     write(folder, 'swe_pdb', falling, 'valid')
-    flags = command(folder, out, '--lr', '0.05', '--keep', steps=24, save_every=3)[1:]
+    flags = command(folder, out, '--lr', '0.05', '--keep', steps=12, save_every=3)[1:]
     printed = call([*flags, '--out', tmp_path / 'other'])[2]
-    assert 'step 24: valid ' in printed and ' (swe_pdb alone)\n' in printed
+    assert 'step 12: valid ' in printed and ' (swe_pdb alone)\n' in printed
     assert not (tmp_path / 'other/best.pt').exists(), 'the other dataset has none'
     shutil.copy(folder / 'own/test.h5', folder / 'own/valid.h5')
     assert call(flags)[0] == 0
     best, last = (checkpoint.load_file(out / name) for name in ('best.pt', 'last.pt'))
     kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
-    assert sorted(kept) == list(range(3, 25, 3)) and all(kept[step]['step'] == step for step in kept)
+    assert sorted(kept) == list(range(3, 13, 3)) and all(kept[step]['step'] == step for step in kept)
     assert all(same(kept[saved['step']]['model'], saved['model']) for saved in (best, last))
     valid = [line['valid'] for line in log(out) if 'valid' in line]
     assert best['valid'] == last['best'] == min(valid) and best['step'] == 3 * valid.index(min(valid)) + 3
@@ -306,23 +235,30 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert_equal(whole, broken)
 
 
-@pytest.mark.parametrize('of', [None, 0, runs.FORMAT + 1])
-def test_a_run_of_another_version_is_refused_in_a_line_that_names_what_to_do(of, begun, folder, refused):
+def test_a_run_of_another_version_is_refused_in_a_line_that_names_what_to_do(begun, folder, refused):
     saved = torch.load(begun / 'last.pt', weights_only=True)
-    saved['format'] = of
-    torch.save(saved, begun / 'last.pt')
+    torch.save({**saved, 'format': runs.FORMAT + 1}, begun / 'last.pt')
     before = contents(begun)
-    refused(command(folder, begun, '--resume', steps=8)[1:],
-            f'{begun}/last.pt: another version wrote this run; start another --out from its weights with --init_from')
+    refused(command(folder, begun, '--resume', steps=8)[1:], f'{begun}/last.pt: weights without a run to resume, or a '
+            'run of another version; start another --out from them with --init_from')
     assert contents(begun) == before
 
 
-def test_what_a_command_does_not_give_is_that_of_the_run(begun, folder, call):
-    """Here none of its flags but --out, and another --log_every."""
+def test_processes_that_find_other_runs_refuse_to_train(begun):
+    two = SimpleNamespace(world_size=2, sum=lambda hashes: 2 * hashes + 1)
+    with pytest.raises(configs.InputError, match=f'--resume of {begun} at step 8: another process has another value'):
+        runs.checkpoint_to_resume(SimpleNamespace(out=begun, resume=True), two)
+
+
+def test_what_a_command_does_not_give_is_that_of_the_run_but_for_the_machine(begun, folder, call):
+    """Here none of its flags but --out, and another --log_every; it was compiled on a GPU."""
     saved = torch.load(begun / 'last.pt', weights_only=True)
+    saved['config']['run'].update(compile='graphs', device='cuda')
     torch.save({**saved, 'step': 4, 'scored': 4}, begun / 'last.pt')
     code, error, printed = call(['--out', begun, '--resume', '--log_every', 2, '--device', 'cpu'])
     assert code == 0 and [int(step) for step in re.findall(r'step (\d)/8: loss', printed)] == [6, 8], error
     before, now = saved['config'], torch.load(begun / 'last.pt', weights_only=True)['config']
     assert all(now[part] == before[part] for part in ('size', 'model', 'train', 'finetune'))
-    assert {name for name in now['run'] if now['run'][name] != before['run'][name]} <= {'log_every', 'out', 'resume'}
+    assert {name for name in now['run'] if now['run'][name] != before['run'][name]} <= {
+        'log_every', 'out', 'resume', 'device', 'compile'}
+    assert not error and '\r' not in printed, 'no bar where there is no terminal'

