@@ -604,14 +604,13 @@ def add_noise(u, epsilon, noise, dimensionless=False):
     if not epsilon:
         return u
     generator = torch.Generator(u.device)
-    sizes = u.new_full((len(u), u.shape[-1]), NORM) if dimensionless else norm(u)   # (B, C)
-    noisy = u.clone()
-    for i, (seed, channels) in enumerate(noise):
-        drawn = u.new_empty(*u.shape[1:-1], len(channels))
-        drawn.normal_(generator=generator.manual_seed(seed))
-        for c, of_channel in zip(channels, drawn.unbind(-1)):
-            noisy[i, ..., c].addcmul_(of_channel, sizes[i, c], value=epsilon)
-    return noisy
+    added = torch.zeros_like(u)
+    for sample, (seed, channels) in zip(added, noise):
+        drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
+        sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))
+    if dimensionless:
+        return u.add(added, alpha=epsilon * NORM)
+    return added.mul_(epsilon * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
 
 
 def noisy_inputs(batch, config, epsilon):
