@@ -242,7 +242,9 @@ CALLS = {
     ],
     'checkpoints': [
         (loaded, lambda saved: saved.update(code=print), 'error: a.pt: damaged, or no checkpoint'),
-        (loaded, lambda saved: saved['model']['gate'].fill_(np.nan), 'error: a.pt: the weights gate are not finite'),
+        (loaded, lambda saved: saved.pop('model'), "error: a.pt: damaged, or no checkpoint ...('model')"),
+        (loaded, lambda saved: saved['model'].update(gate=1), 'error: a.pt: damaged, or no checkpoint'),
+        (loaded, lambda saved: saved['model']['gate'].fill_(np.nan), 'error: a.pt: ...the weights gate are not finite'),
         (loaded, lambda saved: saved['config']['model'].update(width=64), 'error: a.pt: not '
          'the weights of this network ...size mismatch for embed.position'),
         (loaded, lambda saved: saved['config']['model'].update(network='os:system'), 'os:system'),
