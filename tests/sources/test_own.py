@@ -287,6 +287,14 @@ def test_a_file_of_xarray_is_read(tmp_path):
     assert source.attributes['dt'] == 3
 
 
+def test_a_field_with_the_name_of_a_coordinate_is_a_field(tmp_path):
+    np.savez(tmp_path / 'own.npz', z=VALUES[0, :, 0, :, 0])
+    np.save(tmp_path / 'z.npy', VALUES[0, :, 0, :, 0])
+    for file, names in ('own.npz', ['z']), ('z.npy', []):
+        values, _ = read(tmp_path / file, 'TX', names, frames=2)
+        np.testing.assert_array_equal(values.reshape(6, 8), VALUES[0, :, 0, :, 0])
+
+
 def test_matlabs_axes_are_reversed_by_what_the_file_says_and_not_by_its_suffix(tmp_path):
     square = VALUES[:, :5, ..., 0]                                                      # N = T
     matlab(tmp_path / 'own.h5', u=square, name='a text', cells=[1, 2], pair={'a': 1.0})
