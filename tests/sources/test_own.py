@@ -211,7 +211,8 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
     assert '6.2% of the points are gaps in all frames' in printed
     found, *_ = prepared(call, tmp_path, *flags, '--nan_to_num', name='zeros')
     np.testing.assert_array_equal(np.concatenate([found['train'], found['test']]), np.nan_to_num(values).astype('f4'))
-    for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0):
+    for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0), (
+            (2, 2, 1, 2, 0), np.inf):
         other = values.copy()
         other[place] = value
         np.save(tmp_path / 'other.npy', other)
