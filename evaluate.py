@@ -573,14 +573,14 @@ def open_checkpoint(args):
     Rank 0 alone writes --json and --figures, so on all others these flags become ''.
     """
     configs.bounded('--batch_size', args.batch_size, least=1)
-    if args.json and Path(args.json).exists():
-        raise InputError(f'--json {args.json}: this file is there; choose another name')
     if args.figures:
         from lab import figures
         figures.pyplot()         # or one line says before any work that matplotlib is not installed
     processes = distributed.setup(args.device, settings=vars(args))
     if processes.rank > 0:
         args.figures = args.json = ''
+    if args.json:
+        files.require_new(args.json)
     saved = checkpoint.load_file(args.checkpoint or checkpoint.newest())
     model = checkpoint.load_model(saved, device=processes.device)
     if args.resolution:

@@ -44,10 +44,11 @@ def frames_of(sources, header, last):
 def require_new(path):
     """Raise InputError for a path to which `write_forecast` cannot write."""
     path = Path(path)
-    if path.suffix not in WRITTEN or path.exists():
-        raise InputError(f'{path}: expected a new file, whose name ends in {" ".join(WRITTEN)}')
+    if path.suffix not in WRITTEN:
+        raise InputError(f'{path}: expected a name that ends in {" ".join(WRITTEN)}')
     if path.suffix == '.nc':
         library(path, 'netCDF4', 'netCDF4')
+    files.require_new(path)
 
 
 def write_forecast(path, u, header):

@@ -56,11 +56,11 @@ COMMANDS = {
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
         (evaluate, 'SMALL --rollout -1', '--rollout -1 must be at least'),
-        *((script, f'SMALL --json {path}', f'--json {path}: this file is there; choose another name')
+        *((script, f'SMALL --json {path}', f'{path}: this file is there; choose another name')
           for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
         (reproduce, "main --data data --recipe '\"'", '--recipe ": not words of a shell (No closing quotation)'),
-        *((evaluate, f'SMALL --datasets own --json {path}.json', words) for path, words in (
+        *((evaluate, f'SMALL --checkpoint none --json {path}.json', words) for path, words in (
             ('file/a', 'file/a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
         (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported (No module named'),
         (generate, '--data target swe', 'did you mean swe_pdb?'),
