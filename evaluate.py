@@ -499,10 +499,11 @@ def draw(model, dataset, steps, args, processes):
     channel = names.index(args.channel or names[0])
     T = model.config.frames
     predictor = Predictor(model.eval(), dataset, processes.device, args.dtype)
-    frames = dataset.windows([(args.trajectory, 0)], T + steps[-1]).to(processes.device)
-    prediction = torch.cat([*predictor.along(frames[:, :T], steps[-1])])
-    truth = frames[0, T:, ..., dataset.evolving]                                # (F, *space', C'')
-    pictures = torch.stack([truth, prediction], 1)[..., channel].cpu()          # (F, 2, *space')
+    frames = dataset.windows([(args.trajectory, 0)], T + steps[-1])
+    forecast = predictor.along(frames[:, :T].to(processes.device), steps[-1])
+    prediction = torch.cat([u[..., channel].cpu() for u in forecast])              # (F, *space')
+    truth = frames[0, T:, ..., dataset.evolving][..., channel]
+    pictures = torch.stack([truth, prediction], 1)                                 # (F, 2, *space')
     if pictures.ndim == 5:
         pictures = pictures[..., pictures.shape[-1] // 2]
     figures.draw_rollout(dataset, pictures, steps, channel, args.trajectory, args.figures)

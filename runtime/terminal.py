@@ -102,7 +102,7 @@ def cli(main):
     except (InputError, FloatingPointError) as error:
         fail(str(error))
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or 'out of memory' in str(error)):
+        if not (isinstance(error, MemoryError) or re.search('out of memory|allocate memory', str(error))):
             raise
         cause = str(error).partition('\n')[0]
         fail(f'too little memory ({cause}); a smaller --size or --batch_size needs less, and in '
