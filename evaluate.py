@@ -523,7 +523,7 @@ def forecast_from_files(trained, args, processes):
                          f'that evolves, {" ".join(evolving)}')
     if processes.rank:
         return
-    forecast.require_new(args.write)
+    forecast.require_writable(args.write)
     u, dt = forecast.frames_of(args.sources, header, trained.model.config.frames)
     here = ' '.join(map(str, args.sources))
     what, words = data.difference({**header, 'dt': dt or 1.0}, header, here,
