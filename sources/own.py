@@ -23,7 +23,7 @@ import numpy as np
 
 from configs import InputError, arg, check_fields
 from runtime.files import naming
-from runtime.stored import require, whole
+from runtime.stored import require, text_of, whole
 
 NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     start: int = 0              # its first frame in them
 
     def __str__(self):
-        return f'{self.parts[0][0]}, frame {self.start}'
+        return f'{self.parts[0][0]}' + f', from its frame {self.start} on' * (self.start > 0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Own:
 
 def reading(where):
     """Within the block, whatever a library says of a file is one line that names it."""
-    return naming(f'--source {where}', UNREADABLE, Exception)
+    return naming(where, UNREADABLE, Exception)
 
 
 def library(path, name, package):
@@ -84,7 +84,7 @@ def library(path, name, package):
     try:
         return import_module(name)
     except ImportError:
-        raise InputError(f'--source {path}: needs {package}; run: pip install {package}') from None
+        raise InputError(f'{path}: needs {package}; run: pip install {package}') from None
 
 
 class Stored:
@@ -100,6 +100,21 @@ class Stored:
     def __getitem__(self, index):
         values = whole(self._item.file, self._item.name)[index[::self._step]]
         return values.T if self._step < 0 else values
+
+
+def holds_values(item):
+    """Whether what h5py found in a file is an array, and no dimension of a netCDF file alone."""
+    if not isinstance(item, h5py.Dataset) or item.shape is None:
+        return False
+    return 'not a netCDF variable' not in text_of(item.attrs.get('NAME', ''))
+
+
+def variables_of(group, place=''):
+    """{name: variable} of a netCDF file, those in its groups as group/name."""
+    found = {place + name: variable for name, variable in group.variables.items()}
+    for name, inner in group.groups.items():
+        found |= variables_of(inner, f'{place}{name}/')
+    return found
 
 
 @functools.lru_cache(2)
@@ -144,21 +159,22 @@ def opened(paths, names=()):
                 found |= in_memory(path, tuple(names), path.stat().st_mtime_ns)
             elif kind in NETCDF:
                 problem = 'an attribute must have the type of its variable, or gaps are missed'
-                stack.enter_context(naming(f'--source {path}', problem, UserWarning))
+                stack.enter_context(naming(path, problem, UserWarning))
                 stack.enter_context(warnings.catch_warnings(action='error', category=UserWarning))
                 netcdf = library(path, 'netCDF4', 'netCDF4')
                 file = stack.enter_context(netcdf.Dataset(path))
                 attributes |= {name: file.getncattr(name) for name in file.ncattrs()}
-                found |= file.variables | {name: file[name] for name in names if '/' in name}
+                found |= variables_of(file)
             else:
                 file = stack.enter_context(h5py.File(path))
                 attributes |= file.attrs
                 file.visititems(lambda name, item: found.update(
-                    {name: Stored(item)} if isinstance(item, h5py.Dataset) else {}))
+                    {name: Stored(item)} if holds_values(item) else {}))
         numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
                    if np.size(value) == 1}
         found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
-        types = {name: getattr(array, 'dtype', None) for name, array in found.items()}
+        types = {name: getattr(array, 'datatype', getattr(array, 'dtype', None))    # netCDF4's own
+                 for name, array in found.items()}
         yield {name: found[name] if getattr(dtype, 'kind', 'O') in 'fiub' else None
                for name, dtype in types.items()}
 
@@ -168,7 +184,8 @@ def contents(path, names=()):
     with opened([path], names) as found:
         shapes = {name: array.shape for name, array in found.items() if array is not None}
         others = ' '.join(name for name in found if name and name not in shapes)
-    words = ', '.join(f'{name} {shape}' for name, shape in shapes.items() if name and shape)
+    words = [f'{name} {shape}' for name, shape in shapes.items() if name and shape]
+    words = ', '.join(words[:20] + ['...'] * (len(words) > 20))
     return shapes, (words or 'none') + f' (not of real numbers: {others})' * bool(others)
 
 
@@ -225,7 +242,8 @@ def fit_axes(path, arrays, main, named, sizes):
     axis_of = {}                                                    # {name of a dimension: axis}
     for name in sorted(arrays, key=lambda name: name not in axes):
         shape = arrays[name].shape
-        where = f'--source {path}: {name} has the shape {shape}'
+        where = f'{path}: {name or "it"} has the shape {shape}'
+        require(0 not in shape, f'{where}, which is empty')
         dimensions = getattr(arrays[name], 'dimensions', [''] * len(shape))
         if name not in axes:
             longer = [i for i, size in enumerate(shape) if size > 1]
@@ -258,8 +276,8 @@ def even_step(path, points, uneven):
     steps = np.diff(np.float64(points))
     rounding = 4 * np.finfo(np.result_type(points, np.float16)).eps * np.abs(points).max()
     require(uneven or np.ptp(steps) <= 1e-3 * abs(steps.mean()) + rounding,
-            f'--source {path}: times or grid points {points[:5]} ... are uneven; --uneven takes '
-            f'them as even')
+            f'{path}: times or grid points {points[:5]} ... are uneven; --uneven takes them as '
+            f'even')
     return steps.mean()
 
 
@@ -277,7 +295,7 @@ def paths_of(sources):
     for source in map(Path, sources):
         inside = {path for path in (source.iterdir() if source.is_dir() else [source])
                   if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.'}
-        require(inside, f'--source {source}: there is no file of the kinds {" ".join(KINDS)}')
+        require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
         paths |= inside
     return sorted(paths, key=by_number)
 
@@ -295,9 +313,10 @@ def join(paths, own):
                       f'{listed}')
         names = [name for name, shape in shapes.items() if places(shape, main)]
         require(len(names) == 1 or '' in names,
-                f'--source {paths[0]}: name the variables with --variables; there are {listed}')
+                f'{paths[0]}: name the variables with --variables; there are {listed}')
         names = names[:1]
         print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
+    require(len({*names}) == len(names), f'--variables {" ".join(names)}: name each once')
     require(named.keys() <= {*names},
             f'--layout {" ".join(own.layout)}: the variables are {" ".join(names)}')
     how = 'trajectories (N)'
@@ -335,7 +354,7 @@ def find_runs(paths, own):
                                          f'{contents(part[0])[1]}')
                 arrays = {name: found[name] for name in names}
                 sizes = dict(grid)
-                axes = fit_axes(part[0], arrays, main, axes, sizes)
+                axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 for size in {*grid.values()} - {1}:
                     for points in points_of(found, GRIDS, size):
@@ -349,8 +368,8 @@ def find_runs(paths, own):
                 steps.append((even_step(run[0][0], line, own.uneven), run[0][0]))
     (low, here), (high, there) = (limit(steps, default=(1, '')) for limit in (min, max))
     require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
-            f'--source {there}: the time between frames is {high:g}, in {here} {low:g}; --uneven '
-            f'takes them as equal')
+            f'{there}: the time between frames is {high:g}, in {here} {low:g}; --uneven takes them '
+            f'as equal')
     channels, static = [], []
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
@@ -435,7 +454,7 @@ def own_source(sources, own):
     items = splits([pieces for pieces in mine if pieces], own)
     items['test'] += [piece for pieces in given for piece in pieces]
     items = {split: pieces for split, pieces in items.items() if pieces}
-    dt = own.dt or attributes['dt'] or 1.0
-    origin = 'as in the files' if attributes['dt'] else 'since no file says it'
-    print(f'dt {dt:g}, {"of --dt" if own.dt else origin}')
+    dt = own.dt or attributes['dt']
+    print('dt 1, since no file says it' if dt is None else
+          f'dt {dt:g}, {"of --dt" if own.dt else "as in the files"}')
     return Source((frames, *source.shape[1:]), items, source.read, attributes | {'dt': dt})

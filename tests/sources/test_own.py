@@ -1,4 +1,5 @@
 """Files of one's own, written by the packages that simulators use: every number by its value, and what is refused."""
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -211,14 +212,19 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
     assert '6.2% of the points are gaps in all frames' in printed
     found, *_ = prepared(call, tmp_path, *flags, '--nan_to_num', name='zeros')
     np.testing.assert_array_equal(np.concatenate([found['train'], found['test']]), np.nan_to_num(values).astype('f4'))
-    for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0):
+    places = ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), 1e39), ((2, 2, 1, 2, 0), 1.0)
+    for place, value in places:
         other = values.copy()
         other[place] = value
         np.save(tmp_path / 'other.npy', other)
-        refused(['bad', '--data', tmp_path, '--source', tmp_path / 'other.npy', *flags[2:]],
-                f'trajectory {place[0]}: expected finite values, or nan at the same points of all frames', prepare,
-                lines=None)
-        assert not (tmp_path / 'bad').exists()
+        error, _ = refused(['bad', '--data', tmp_path, '--source', tmp_path / 'other.npy', *flags[2:]],
+                           f'other.npy, trajectory {place[0]}, frame {place[1]}: expected finite values, or nan at '
+                           f'the same points of all frames', prepare, lines=None)
+        assert 'Warning' not in error and not (tmp_path / 'bad').exists()
+        found, *_ = prepared(call, tmp_path, '--source', tmp_path / 'other.npy', *flags[2:], '--nan_to_num',
+                             name=f'zeros{place[0]}')
+        assert np.concatenate([found['train'], found['test']])[place] == np.nan_to_num(value).clip(max=prepare.LARGEST)
+    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another by --channels', prepare)
 
 
 # ------------------------------------------------------------------------------------------------ what a file knows
@@ -299,10 +305,23 @@ def test_matlabs_axes_are_reversed_by_what_the_file_says_and_not_by_its_suffix(t
 def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_path, capsys):
     np.savez(tmp_path / 'own.npz', params=np.array({'nu': 1}, object), u=VALUES[..., 0])
     package('scipy.io').savemat(tmp_path / 'own.mat', dict(params={'nu': 1}, u=VALUES[..., 0]))
-    for file in 'own.npz', 'own.mat':
+    names = {'own.npz': 'u', 'own.mat': 'u', 'own.h5': 'u'}
+    with h5py.File(tmp_path / 'own.h5', 'w') as file:
+        file['u'] = VALUES[..., 0]
+        file['none'] = h5py.Empty('f4')
+        file['params'] = h5py.Empty('S1').dtype.type(b'a')
+    if importlib.util.find_spec('netCDF4'):
+        names['own.nc'] = 'run/u'
+        with package('netCDF4').Dataset(tmp_path / 'own.nc', 'w') as file:
+            for axis, size in zip('ntxy', VALUES.shape):
+                file.createDimension(axis, size)
+            ragged = file.createVLType(np.float32, 'ragged')
+            file.createVariable('params', ragged, ('n',))[0] = np.ones(3, 'f4')
+            file.createGroup('run').createVariable('u', 'f8', tuple('ntxy'))[:] = VALUES[..., 0]
+    for file, name in names.items():
         np.testing.assert_array_equal(read(tmp_path / file, 'NTXY')[0], VALUES[..., :1])
         said = capsys.readouterr().out
-        assert f'{file}: read u of u (5, 6, 4, 8) (not of real numbers: params)' in said
+        assert f'{file}: read {name} of {name} (5, 6, 4, 8) (not of real numbers: params)' in said
 
 
 def test_netcdf_whose_gaps_cannot_be_told_is_refused(tmp_path, refused):
@@ -319,6 +338,8 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     with h5py.File(tmp_path / 'own.h5', 'w') as file:
         file.update(u=VALUES[..., 0], packed=VALUES[..., 1])
         file['packed'].attrs['valid_range'] = [0., 1.]
+        absent = file.create_dataset('x', (4,), 'f4', chunks=(4,))          # a dimension alone, as netCDF4 writes it
+        absent.attrs['NAME'] = 'This is a netCDF dimension but not a netCDF variable         4'
     refused([*flags, 'packed'], "/packed has netCDF's attribute valid_range, so its numbers are packed or have gaps; "
             'name it FILE.nc', prepare, lines=None)
     np.testing.assert_array_equal(read(tmp_path / 'own.h5', 'NTXY', ['u'])[0][..., 0], VALUES[..., 0])
@@ -341,6 +362,9 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('nu.npz --variables u n46 --layout NTX n46=NT', 'n46=NT: what changes in time needs all of NTX'),
     ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), which --layout NX does not fit'),
     ('nu.npz --variables u n4 --layout NTX mu=N', '--layout NTX mu=N: the variables are u n4'),
+    ('own.npz --variables u u --layout NTXY', '--variables u u: name each once'),
+    ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), which is empty'),
+    ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
     ('bf.npy --layout NTXY', 'bf.npy: name the variables with --variables; there are none (not of real numbers: bf)'),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),
     ('. --layout NTXY', "'..': expected the name of a folder"),
@@ -355,6 +379,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, monkeypatch, refused
     np.savez('a.npz', u=u, time=0.5 * times)
     np.savez('c.npz', u=u[..., :7], v=v)
     np.savez('t.npz', u=u, time=0.1 * times)
+    np.savez('z.npz', u=u, time=0 * times)
+    np.savez('e.npz', e=np.ones(0))
     np.savez('nu.npz', u=u[:4, :, :, 0], n4=np.ones(4), n46=np.ones((4, 6)))
     np.save('bf.npy', np.zeros((5, 6, 4, 8), 'V2'))                                     # as JAX saves bfloat16
     Path('broken.npz').write_bytes(Path('own.npz').read_bytes()[:1000])
