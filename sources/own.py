@@ -29,6 +29,8 @@ NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
 TIMES = 'time', 'times', 't', 't-coordinate'                        # the last is PDEBench's
 GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
+SECONDS = dict(days=86400, hours=3600, minutes=60, milliseconds=1e-3, microseconds=1e-6,
+               nanoseconds=1e-9)
 UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
               'git-lfs pointer; download it again')
 SEVERAL = dict(nargs='+', metavar='X')
@@ -233,13 +235,13 @@ def parse_layout(words):
     return main, named
 
 
-def fit_axes(path, arrays, main, named, sizes):
+def fit_axes(path, arrays, main, named, sizes, axis_of):
     """{name: axes} of {name: array} in a file; the `sizes` of axes become complete.
 
     Axes that are not `named`, or `main`, are told by the names of dimensions and by their sizes.
+    axis_of: {name of a dimension: axis} of all files, which becomes complete, too.
     """
     axes = {name: main for name, array in arrays.items() if places(array.shape, main)} | named
-    axis_of = {}                                                    # {name of a dimension: axis}
     for name in sorted(arrays, key=lambda name: name not in axes):
         shape = arrays[name].shape
         where = f'{path}: {name or "it"} has the shape {shape}'
@@ -258,17 +260,24 @@ def fit_axes(path, arrays, main, named, sizes):
         for axis, place in zip(axes[name], at):
             require(axis in 'CK' or sizes.setdefault(axis, shape[place]) == shape[place],
                     f'{where}, {shape[place]} along {axis}, but others {sizes.get(axis)}')
-            if dimensions[place] and not dimensions[place].startswith('phony_dim'):
-                axis_of[dimensions[place]] = axis                   # netCDF4's phony ones are sizes
+            called = dimensions[place]
+            if called and not called.startswith('phony_dim') and dimensions.count(called) == 1:
+                known = axis_of.setdefault(called, axis)            # netCDF4's phony ones are sizes
+                require(known == axis, f'{where}, where {called} is the axis {axis}, but of others '
+                                       f'{known}; say --layout {main} {name}=X')
     return {name: axes[name] for name in arrays}
 
 
 def points_of(found, names, size):
-    """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size)."""
+    """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size).
+
+    Times that say their unit are in seconds: xarray takes another one for other steps.
+    """
     for name, array in found.items():
         if array is not None and name.split('/')[-1].lower() in names:
             if math.prod(array.shape) == size or array.shape[1:] == (size,):
-                yield np.reshape(array[(slice(None),) * len(array.shape)], (-1, size))
+                unit = SECONDS.get(str(getattr(array, 'units', '')).partition(' since ')[0], 1)
+                yield unit * np.reshape(array[(slice(None),) * len(array.shape)], (-1, size))
 
 
 def even_step(path, points, uneven):
@@ -342,7 +351,7 @@ def find_runs(paths, own):
     """
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
-    grid = {}                                               # {axis of space: size}
+    grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
     items, steps = [], []
     for run in runs:
         times = []
@@ -350,11 +359,11 @@ def find_runs(paths, own):
             with opened(part, (*names, *TIMES, *GRIDS)) as found:
                 for name in names:
                     if found.get(name) is None:
-                        raise InputError(f'--variables {name}: not in {part[0]}, which has '
+                        raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which has '
                                          f'{contents(part[0])[1]}')
                 arrays = {name: found[name] for name in names}
                 sizes = dict(grid)
-                axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes)
+                axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 for size in {*grid.values()} - {1}:
                     for points in points_of(found, GRIDS, size):
@@ -435,10 +444,11 @@ def own_source(sources, own):
         require('T' not in axes or {*main} <= {*axes, 'C'},
                 f'--layout {name}={axes}: what changes in time needs all of {main}')
     lengths = [piece.frames for piece, _ in source.items]
-    frames = own.frames or min(lengths)
-    require(own.frames or frames == max(lengths),
-            f'--source: trajectories of {frames} to {max(lengths)} frames; --frames {frames} cuts '
+    frames, longest = own.frames or min(lengths), max(lengths)
+    require(own.frames or frames == longest,
+            f'--source: trajectories of {frames} to {longest} frames; --frames {frames} cuts '
             f'them into pieces of as many')
+    require(frames <= longest, f'--frames {frames}: no trajectory has more than {longest}')
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
     tests = paths_of(own.test_source)
@@ -447,6 +457,7 @@ def own_source(sources, own):
         starts = range(0, piece.frames - frames + 1, frames)
         pieces = [(Piece(piece.parts, frames, start), n) for start in starts]
         (given if piece.parts[0][0] in tests else mine).append(pieces)
+    require(mine, '--test_source: it has all files of --source')
     if len(mine) == 1 and own.frames:
         print('one trajectory, which is split in time: its last pieces are for testing')
         mine = [[piece] for piece in mine[0]]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import data
+from configs import InputError
 from sources import own, prepare
 
 VALUES = np.random.default_rng(0).normal(size=(5, 6, 4, 8, 2))                          # (N, T, X, Y, C)
@@ -143,6 +144,16 @@ def test_names_of_dimensions_say_which_axis_is_meant(tmp_path, refused):
     for c, part in enumerate((u, nu[:, None, None, None], profile, mask.T)):
         np.testing.assert_array_equal(values[..., c], np.broadcast_to(part, values.shape[:-1]))
     assert source.attributes['layout'] == 'NTXY nu=N profile=Y mask=YX'
+    fields['v'] = ('run', 'time', 'y', 'x'), fields['u'][1]
+    other = netcdf(tmp_path / 'other.nc', dict(run=4, time=6, x=4, y=4), u=fields['v'])
+    path = netcdf(tmp_path / 'two.nc', dict(run=4, time=6, x=4, y=4), **fields)
+    with h5py.File(path) as file:
+        stored = file['v'][:]
+    values, _ = read(path, 'NTXY v=NTYX', ['u', 'v'])
+    np.testing.assert_array_equal(values[..., 1], stored.swapaxes(2, 3))
+    for flags in (path, '--variables', 'u', 'v'), (path, other, '--variables', 'u'):
+        refused(['mine', '--data', tmp_path, '--layout', 'NTXY', '--source', *flags],
+                ' is the axis X, but of others Y; say --layout NTXY', prepare, lines=None)
     np.savez(tmp_path / 'plain.npz', u=u, nu=nu, mask=mask)                             # without names of dimensions
     for name, words in dict(nu='along N or X or Y of the axes', mask='along NX or NY or XN').items():
         flags = '--source', tmp_path / 'plain.npz', '--variables', 'u', name, '--layout', 'NTXY'
@@ -290,7 +301,12 @@ def test_a_file_of_xarray_is_read(tmp_path):
     xarray.Dataset(fields, dict(time=times, x=0.1 * np.arange(4))).to_netcdf(tmp_path / 'own.nc')
     values, source = read(tmp_path / 'own.nc', 'NTX')
     np.testing.assert_array_equal(values[:, :, 0, :, 0], VALUES[..., 0, 0])
-    assert source.attributes['dt'] == 3
+    assert source.attributes['dt'] == 3 * 3600
+    for unit in 'hD':                                                                   # 0, 1, 2 ... in either
+        times = np.datetime64('2026-01-01', 'ns') + np.arange(6) * np.timedelta64(1, unit)
+        xarray.Dataset(fields, dict(time=times)).to_netcdf(tmp_path / f'{unit}.nc')
+    with pytest.raises(InputError, match='the time between frames is 86400, in .*h.nc 3600; --uneven'):
+        read([tmp_path / 'h.nc', tmp_path / 'D.nc'], 'NTX')
 
 
 def test_matlabs_axes_are_reversed_by_what_the_file_says_and_not_by_its_suffix(tmp_path):
@@ -362,6 +378,8 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('nu.npz --variables u n46 --layout NTX n46=NT', 'n46=NT: what changes in time needs all of NTX'),
     ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), which --layout NX does not fit'),
     ('nu.npz --variables u n4 --layout NTX mu=N', '--layout NTX mu=N: the variables are u n4'),
+    ('a.npz --variables u --test_source a.npz --layout NTXY', '--test_source: it has all files of'),
+    ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: no trajectory has more than 6'),
     ('own.npz --variables u u --layout NTXY', '--variables u u: name each once'),
     ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), which is empty'),
     ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
