@@ -24,6 +24,7 @@ import numpy as np
 from configs import InputError, arg, check_fields
 from runtime.files import naming
 from runtime.stored import require, text_of, whole
+from runtime.terminal import warn
 
 NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
@@ -256,7 +257,7 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
                                     f'{sizes or main}; say which: --layout {main} {name}=X')
             axes[name], = fits
         at = places(shape, axes[name])
-        require(at is not None, f'{where}, which --layout {axes[name]} does not fit')
+        require(at is not None, f'{where}, which --layout {name}={axes[name]} does not fit')
         for axis, place in zip(axes[name], at):
             require(axis in 'CK' or sizes.setdefault(axis, shape[place]) == shape[place],
                     f'{where}, {shape[place]} along {axis}, but others {sizes.get(axis)}')
@@ -322,12 +323,14 @@ def join(paths, own):
                       f'{listed}')
         names = [name for name, shape in shapes.items() if places(shape, main)]
         require(len(names) == 1 or '' in names,
-                f'{paths[0]}: name the variables with --variables; there are {listed}')
+                f'{paths[0]}: {len(names)} arrays fit --layout {main}; name those to read with '
+                f'--variables; there are {listed}')
         names = names[:1]
         print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
     require(len({*names}) == len(names), f'--variables {" ".join(names)}: name each once')
     require(named.keys() <= {*names},
-            f'--layout {" ".join(own.layout)}: the variables are {" ".join(names)}')
+            f'--layout {" ".join(own.layout)}: the variables are '
+            f'{" ".join(names) or "those of --variables"}')
     how = 'trajectories (N)'
     runs = [((path,),) for path in paths]
     if 'T' not in main:
@@ -359,8 +362,8 @@ def find_runs(paths, own):
             with opened(part, (*names, *TIMES, *GRIDS)) as found:
                 for name in names:
                     if found.get(name) is None:
-                        raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which has '
-                                         f'{contents(part[0])[1]}')
+                        raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which '
+                                         f'has {contents(part[0])[1]}')
                 arrays = {name: found[name] for name in names}
                 sizes = dict(grid)
                 axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
@@ -368,6 +371,8 @@ def find_runs(paths, own):
                 for size in {*grid.values()} - {1}:
                     for points in points_of(found, GRIDS, size):
                         even_step(part[0], points[0], own.uneven)
+                        if len(points) > 1:                         # of all points of a plane
+                            even_step(part[0], points[:, 0], own.uneven)
                 times += [next(points_of(found, TIMES, sizes.get('T', 1)), [])]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
@@ -375,6 +380,11 @@ def find_runs(paths, own):
         if frames > 1 and all(map(len, times)):
             for line in np.concatenate(times, 1):
                 steps.append((even_step(run[0][0], line, own.uneven), run[0][0]))
+        elif 'T' not in main:
+            numbers = zip(*(by_number(path.name)[1::2] for path, *_ in run))
+            if sum(len({*np.diff(column).round(6)}) > 1 for column in numbers) == 1:
+                warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
+                     f'if frames were missing')
     (low, here), (high, there) = (limit(steps, default=(1, '')) for limit in (min, max))
     require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
             f'{there}: the time between frames is {high:g}, in {here} {low:g}; --uneven takes them '

@@ -99,13 +99,17 @@ IN_ORDER = '--split', 'order', '--valid', 0
 
 # ------------------------------------------------------------------------------------------------ files along an axis
 
-def test_files_are_frames_or_parts_of_n_or_channels(tmp_path):
+def test_files_are_frames_or_parts_of_n_or_channels(tmp_path, capsys):
     for i in range(3):
         (tmp_path / f'run{i}').mkdir()
         for t in range(12):
             np.save(tmp_path / f'run{i}/out_{t}.npy', VALUES[i, t % 6, ..., 0] + t)
     frames = np.stack([VALUES[:3, t % 6] + t for t in range(12)], 1)[..., :1]
     np.testing.assert_array_equal(read([tmp_path / f'run{i}' for i in (2, 0, 1)], 'XY')[0], frames)
+    assert not capsys.readouterr().err
+    (tmp_path / 'run2/out_5.npy').unlink()
+    read(tmp_path / 'run2', 'XY', frames=4)
+    assert 'out_11.npy: the numbers in the names are uneven' in capsys.readouterr().err
     values, source = read(tmp_path / 'run1', 'XY', frames=4)
     np.testing.assert_array_equal(values, frames[1].reshape(3, 4, 4, 8, 1))
     assert [len(source.items[split]) for split in ('train', 'test')] == [2, 1]
@@ -262,6 +266,10 @@ def test_uneven_times_of_a_tracker_and_grid_points_are_refused_unless_accepted(t
     _, attributes, _, _ = prepared(call, tmp_path, *flags, '--uneven', '--dt', 0.25, name='accepted')
     assert attributes['dt'] == [0.25]
     nodes = np.cos(np.pi * np.arange(4) / 3)
+    plane = np.add.outer(nodes, np.zeros(6))
+    path = netcdf(tmp_path / 'plane.nc', dict(run=5, y=4, time=6), lat=(('y', 'time'), plane),
+                  u=(('run', 'y', 'time'), VALUES[:, 0, :, :6, 0]))
+    refused(['bad', '--data', tmp_path, '--source', path, '--layout', 'NXY'], 'points [ 1.   0.5', prepare, lines=None)
     for name in 'x', 'lat':
         path = netcdf(tmp_path / f'{name}.nc', {'run': 5, 'time': 6, name: 4}, coordinates={name: nodes},
                       u=(('run', 'time', name), VALUES[..., 0, 0]))
@@ -364,7 +372,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
 # ------------------------------------------------------------------------------------------------ one line for errors
 
 @pytest.mark.parametrize('flags, words', [
-    ('own.npz --layout NTHW', 'own.npz: name the variables with --variables; there are u (5, 6, 4, 8), v (5, 6, 4, 8)'),
+    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name those to read with --variables; there are u (5, 6, '),
     ('own.npz --variables u', '--layout is missing: the axes in their order, such as NTHWC for '),
     ('own.npz --variables u --layout NTHWC', 'u has the shape (5, 6, 4, 8), along none of the axes NTXYC'),
     ('own.npz --variables u --layout NTQ', '--layout NTQ: expected the axes of an array in their order'),
@@ -376,14 +384,14 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('a.npz --variables u --test_source t.npz --layout NTXY', 't.npz 0.1; --uneven takes them as equal'),
     ('nu.npz --variables u n4 --layout NTX', "n4 has the shape (4,), along N or X of the axes {'N': 4, 'T': 6, 'X': 4"),
     ('nu.npz --variables u n46 --layout NTX n46=NT', 'n46=NT: what changes in time needs all of NTX'),
-    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), which --layout NX does not fit'),
+    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), which --layout n4=NX does not fit'),
     ('nu.npz --variables u n4 --layout NTX mu=N', '--layout NTX mu=N: the variables are u n4'),
     ('a.npz --variables u --test_source a.npz --layout NTXY', '--test_source: it has all files of'),
     ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: no trajectory has more than 6'),
     ('own.npz --variables u u --layout NTXY', '--variables u u: name each once'),
     ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), which is empty'),
     ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
-    ('bf.npy --layout NTXY', 'bf.npy: name the variables with --variables; there are none (not of real numbers: bf)'),
+    ('bf.npy --layout NTXY', 'bf.npy: 0 arrays fit --layout NTXY; name those to read with --variables; there are none ('),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),
     ('. --layout NTXY', "'..': expected the name of a folder"),
     ('own.npz --uneven', '--uneven: for files of your own, with --layout'),
