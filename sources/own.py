@@ -21,7 +21,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from configs import InputError, arg, check_fields
+from configs import InputError, arg, check_fields, show
 from runtime.files import naming
 from runtime.stored import require, text_of, whole
 from runtime.terminal import warn
@@ -453,6 +453,10 @@ def own_source(sources, own):
     for name, axes in named.items():
         require('T' not in axes or {*main} <= {*axes, 'C'},
                 f'--layout {name}={axes}: what changes in time needs all of {main}')
+    *space, C = source.shape[1:]
+    few = C <= min([16, *(size for size in space if size > 1)])
+    require('C' not in main or own.channels or few, f'--layout {" ".join(own.layout)}: {C} channels '
+            f'on a grid of {show(tuple(space))}; if that is right, name them by --channels')
     lengths = [piece.frames for piece, _ in source.items]
     frames, longest = own.frames or min(lengths), max(lengths)
     require(own.frames or frames == longest,

@@ -372,7 +372,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
 # ------------------------------------------------------------------------------------------------ one line for errors
 
 @pytest.mark.parametrize('flags, words', [
-    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name those to read with --variables; there are u (5, 6, '),
+    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name those to read with --variables; there are u (5, '),
     ('own.npz --variables u', '--layout is missing: the axes in their order, such as NTHWC for '),
     ('own.npz --variables u --layout NTHWC', 'u has the shape (5, 6, 4, 8), along none of the axes NTXYC'),
     ('own.npz --variables u --layout NTQ', '--layout NTQ: expected the axes of an array in their order'),
@@ -388,10 +388,11 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('nu.npz --variables u n4 --layout NTX mu=N', '--layout NTX mu=N: the variables are u n4'),
     ('a.npz --variables u --test_source a.npz --layout NTXY', '--test_source: it has all files of'),
     ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: no trajectory has more than 6'),
+    ('own.npz --variables u --layout NTXC', '--layout NTXC: 8 channels on a grid of 1x4; if that is'),
     ('own.npz --variables u u --layout NTXY', '--variables u u: name each once'),
     ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), which is empty'),
     ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
-    ('bf.npy --layout NTXY', 'bf.npy: 0 arrays fit --layout NTXY; name those to read with --variables; there are none ('),
+    ('bf.npy --layout NTXY', 'bf.npy: 0 arrays fit --layout NTXY; name those to read with --variables; there are none'),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),
     ('. --layout NTXY', "'..': expected the name of a folder"),
     ('own.npz --uneven', '--uneven: for files of your own, with --layout'),
