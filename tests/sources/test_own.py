@@ -372,7 +372,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
 # ------------------------------------------------------------------------------------------------ one line for errors
 
 @pytest.mark.parametrize('flags, words', [
-    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name those to read with --variables; there are u (5, '),
+    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name those to read with --variables; there'),
     ('own.npz --variables u', '--layout is missing: the axes in their order, such as NTHWC for '),
     ('own.npz --variables u --layout NTHWC', 'u has the shape (5, 6, 4, 8), along none of the axes NTXYC'),
     ('own.npz --variables u --layout NTQ', '--layout NTQ: expected the axes of an array in their order'),
