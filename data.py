@@ -41,7 +41,7 @@ PADDING = 1.0                       # the value of channels that a dataset lacks
 AT_REST = 1e-3                      # at rest: a channel with less than this share of its deviation
 SPLITS = 'test', 'valid', 'train'   # in the order of writing: a folder with a train.h5 is complete
 ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source', 'layout', 'variables'
-SILENT = {'dt': 1.0, 'source': ''}  # what a header says where its file says nothing
+SILENT = {'dt': None, 'source': ''}  # what a header says where its file says nothing
 
 # --------------------------------------------------------------------------------------- the layout
 
@@ -66,13 +66,13 @@ def check_headers(folder, headers):
         if not channels and C <= min([16, *(size for size in space if size > 1)]):
             channels = [str(c) for c in range(C)]
         static = names_of(given.get('static', ''))
-        dt = number_of(given.get('dt', 1))
+        dt = number_of(given['dt']) if 'dt' in given else None
         t_test = number_of(given.get('t_test', math.inf))
         rules = {'channels': (len({*channels}) == len(channels) == C,
                               f'{C} different names; channels come last: np.moveaxis(u, 2, -1) '
                               f'brings them there, and u[..., None] adds one'),
                  'static': ({*static} < {*channels}, 'names of channels, but not of all'),
-                 'dt': (0 < dt < math.inf, 'a positive number'),
+                 'dt': (dt is None or 0 < dt < math.inf, 'a positive number'),
                  't_test': (t_test >= 1, 'at least 1 frame')}
         for name, (kept, expected) in rules.items():
             require(kept, f'{path}: {name} {given.get(name, "")}: expected {expected}')
@@ -287,7 +287,7 @@ class Trajectories:
         self.count = len(self._rows)
         self.shape = self.count, self.frames, *self.space, self.channels
         self.steady = self.frames == 2                          # the input and the solution
-        self.dt = header['dt']
+        self.dt = header['dt'] or 1.0
         self.t_test = int(min(header['t_test'], self.frames - T))
         self.channel_names = names = header['channels']
         self._static = [c for c, name in enumerate(names) if name in header['static']]

@@ -524,19 +524,21 @@ def forecast_from_files(trained, args, processes):
     if processes.rank:
         return
     forecast.require_writable(args.write)
-    u, dt = forecast.frames_of(args.sources, header, trained.model.config.frames)
+    u, dt = forecast.frames_of(args.sources, header, trained.model.config.frames, args.uneven)
     here = ' '.join(map(str, args.sources))
-    what, words = data.difference({**header, 'dt': dt or 1.0}, header, here,
+    what, words = data.difference({**header, 'dt': dt}, header, here,
                                   f'the training of {trained.path}')
-    if what:
+    if what and not args.uneven:
         raise InputError(words)
+    if not 0 <= args.trajectory < len(u):
+        raise InputError(f'--trajectory {args.trajectory}: {here} has 0 to {len(u) - 1}')
     v = rollout(trained.model, u, args.rollout, name, args.batch_size)
     forecast.write_forecast(args.write, v, header)
     print(f'{args.write}: {args.rollout} frames after the last of {here}', flush=True)
     if args.figures:
         from lab import figures  # only where something is drawn
         channel = args.channel or evolving[0]
-        u = v[0, ..., header['channels'].index(channel)]
+        u = v[args.trajectory, ..., header['channels'].index(channel)]
         figures.draw_forecast(u, f'{name}, {channel}', args.figures)
 
 
@@ -637,8 +639,8 @@ def open_dataset(trained, folder, name, split='test', rows=None):
         if orders and names not in orders:
             raise InputError(f'{dataset.path}: channels {" ".join(names)}; {there} took them in '
                              f'the order {" ".join(orders[0])}')
-        steps = sorted({header.get('dt', 1.0) for header in headers.values()} - {1.0})
-        if steps and dataset.dt not in (1.0, *steps):
+        steps = sorted({header.get('dt') for header in headers.values()} - {None})
+        if steps and dataset.header['dt'] not in (None, *steps):
             warn(f'{dataset.path} has the dt {dataset.dt}, but {there} {" ".join(map(str, steps))}')
         if config.normalize:
             source = dataset
@@ -670,6 +672,8 @@ def main():
         help='go on from the last frames in these files of your own')
     add('--write', default='', metavar='FILE',
         help='of --frames: the forecast, a new .npy, .h5 or .nc')
+    add('--uneven', action='store_true',
+        help='of --frames: take uneven times, grid points and another dt as those of the training')
     add('--channel', default='', metavar='NAME', help='of --figures [the first that evolves]')
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures: that to draw [0]')
     args = parser.parse_args()

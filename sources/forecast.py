@@ -16,15 +16,15 @@ WRITTEN = '.npy', '.h5', '.nc'
 NAMES = dict(N='trajectory', T='time', X='x', Y='y', Z='z', C='channel')        # of axes in netCDF
 
 
-def frames_of(sources, header, last):
+def frames_of(sources, header, last, uneven=False):
     """The last frames of all trajectories in files, (N, last, *space, C), and the time between two, or None.
 
-    sources: paths of files or folders.
+    sources: paths of files or folders. uneven: as in `Own`.
     """
     shown = ' '.join(map(str, sources))
     if not header.get('layout'):
         raise InputError(f'{shown}: the dataset does not say how its files were laid out; make it by sources.prepare')
-    own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']))
+    own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']), uneven=uneven)
     runs = find_runs(paths_of(sources), own)
     frames = []
     for piece, n in runs.items:
@@ -58,7 +58,9 @@ def write_forecast(path, u, header):
     """
     require_writable(path)
     path = Path(path)
-    main = parse_layout(header['layout'].split())[0]
+    main, named = parse_layout(header['layout'].split())
+    main = main.replace('K', '')                                                # a tensor's numbers lie along C
+    whole = [name for name in header['variables'] if name not in named]
     evolving = [c for c, name in enumerate(header['channels']) if name not in header['static']]
     names = [header['channels'][c] for c in evolving]
     order = ['N', 'T', *sorted({*main} & {*'XYZ'}), 'C']
@@ -73,23 +75,23 @@ def write_forecast(path, u, header):
         return part.squeeze(absent).transpose([there.index(axis) for axis in axes])
     arrays = {name: arranged(u[..., c:c + 1]) for c, name in enumerate(names)}
     if 'C' in axes:
-        arrays = {'u': arranged(u)}
-    times = header['dt'] * np.arange(1, u.shape[1] + 1)                         # since the last frame that was given
+        arrays = {whole[0] if len(whole) == 1 else 'u': arranged(u)}
+    dt = header['dt'] or 1.0
+    times = dt * np.arange(1, u.shape[1] + 1)                                   # since the last frame that was given
+    timed = {'time': times, **arrays}
     with files.replacing(path) as part:
         if path.suffix == '.npy':
             with open(part, 'wb') as file:
                 np.save(file, *arrays.values())
         elif path.suffix == '.h5':
             with h5py.File(part, 'w') as file:
-                file.attrs.update(channels=names, dt=header['dt'])
-                file['time'] = times
-                for name, values in arrays.items():
-                    file[name] = values
+                file.attrs.update(channels=names, dt=dt)
+                file.update(timed)
         else:
             with library(path, 'netCDF4', 'netCDF4').Dataset(part, 'w') as file:
-                file.setncatts(dict(channels=' '.join(names), dt=header['dt']))
+                file.setncatts(dict(channels=' '.join(names), dt=dt))
                 for axis, size in zip(axes, [*arrays.values()][0].shape):
                     file.createDimension(NAMES[axis], size)
-                file.createVariable('time', 'f8', ('time',))[:] = times
-                for name, values in arrays.items():
-                    file.createVariable(name, 'f4', [NAMES[axis] for axis in axes])[:] = values
+                for name, values in timed.items():
+                    along = [NAMES[axis] for axis in (axes if values.ndim > 1 else 'T')]
+                    file.createVariable(name, values.dtype, along)[:] = values

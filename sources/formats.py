@@ -127,10 +127,10 @@ def poseidon_kolmogorov(name, source):
     """Poseidon's FNS-KF: `solution` (N, T, C, X, Y), force f = 0.1 sin(2 pi (x + y))."""
     items, shape = find_pieces(source, 'solution')
     T, C, *space = shape
-    x, y = (np.arange(side) / side for side in space)
-    f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
 
     def read(path, n, t):
+        x, y = (np.arange(side) / side for side in space)
+        f = 0.1 * np.sin(2 * np.pi * (x[:, None] + y), dtype=np.float32)[..., None]
         uv = np.moveaxis(values(path, 'solution', (n, t)), 2, -1)
         return np.concatenate([uv, np.broadcast_to(f, (*uv.shape[:-1], 1))], -1)
     return Source((T, *space, C + 1), items, read, dict(dt=0.05))

@@ -21,14 +21,17 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from configs import InputError, arg, check_fields
+from configs import InputError, arg, check_fields, show
 from runtime.files import naming
-from runtime.stored import require, whole
+from runtime.stored import require, text_of, whole
+from runtime.terminal import warn
 
 NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
 TIMES = 'time', 'times', 't', 't-coordinate'                        # the last is PDEBench's
 GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
+SECONDS = dict(days=86400, hours=3600, minutes=60, milliseconds=1e-3, microseconds=1e-6,
+               nanoseconds=1e-9)
 UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
               'git-lfs pointer; download it again')
 SEVERAL = dict(nargs='+', metavar='X')
@@ -49,7 +52,7 @@ class Piece(NamedTuple):
     start: int = 0              # its first frame in them
 
     def __str__(self):
-        return f'{self.parts[0][0]}, frame {self.start}'
+        return f'{self.parts[0][0]}' + f', from its frame {self.start} on' * (self.start > 0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Own:
 
 def reading(where):
     """Within the block, whatever a library says of a file is one line that names it."""
-    return naming(f'--source {where}', UNREADABLE, Exception)
+    return naming(where, UNREADABLE, Exception)
 
 
 def library(path, name, package):
@@ -84,7 +87,7 @@ def library(path, name, package):
     try:
         return import_module(name)
     except ImportError:
-        raise InputError(f'--source {path}: needs {package}; run: pip install {package}') from None
+        raise InputError(f'{path}: needs {package}; run: pip install {package}') from None
 
 
 class Stored:
@@ -100,6 +103,21 @@ class Stored:
     def __getitem__(self, index):
         values = whole(self._item.file, self._item.name)[index[::self._step]]
         return values.T if self._step < 0 else values
+
+
+def holds_values(item):
+    """Whether what h5py found in a file is an array, and no dimension of a netCDF file alone."""
+    if not isinstance(item, h5py.Dataset) or item.shape is None:
+        return False
+    return 'not a netCDF variable' not in text_of(item.attrs.get('NAME', ''))
+
+
+def variables_of(group, place=''):
+    """{name: variable} of a netCDF file, those in its groups as group/name."""
+    found = {place + name: variable for name, variable in group.variables.items()}
+    for name, inner in group.groups.items():
+        found |= variables_of(inner, f'{place}{name}/')
+    return found
 
 
 @functools.lru_cache(2)
@@ -144,21 +162,22 @@ def opened(paths, names=()):
                 found |= in_memory(path, tuple(names), path.stat().st_mtime_ns)
             elif kind in NETCDF:
                 problem = 'an attribute must have the type of its variable, or gaps are missed'
-                stack.enter_context(naming(f'--source {path}', problem, UserWarning))
+                stack.enter_context(naming(path, problem, UserWarning))
                 stack.enter_context(warnings.catch_warnings(action='error', category=UserWarning))
                 netcdf = library(path, 'netCDF4', 'netCDF4')
                 file = stack.enter_context(netcdf.Dataset(path))
                 attributes |= {name: file.getncattr(name) for name in file.ncattrs()}
-                found |= file.variables | {name: file[name] for name in names if '/' in name}
+                found |= variables_of(file)
             else:
                 file = stack.enter_context(h5py.File(path))
                 attributes |= file.attrs
                 file.visititems(lambda name, item: found.update(
-                    {name: Stored(item)} if isinstance(item, h5py.Dataset) else {}))
+                    {name: Stored(item)} if holds_values(item) else {}))
         numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
                    if np.size(value) == 1}
         found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
-        types = {name: getattr(array, 'dtype', None) for name, array in found.items()}
+        types = {name: getattr(array, 'datatype', getattr(array, 'dtype', None))    # netCDF4's own
+                 for name, array in found.items()}
         yield {name: found[name] if getattr(dtype, 'kind', 'O') in 'fiub' else None
                for name, dtype in types.items()}
 
@@ -168,7 +187,8 @@ def contents(path, names=()):
     with opened([path], names) as found:
         shapes = {name: array.shape for name, array in found.items() if array is not None}
         others = ' '.join(name for name in found if name and name not in shapes)
-    words = ', '.join(f'{name} {shape}' for name, shape in shapes.items() if name and shape)
+    words = [f'{name} {shape}' for name, shape in shapes.items() if name and shape]
+    words = ', '.join(words[:20] + ['...'] * (len(words) > 20))
     return shapes, (words or 'none') + f' (not of real numbers: {others})' * bool(others)
 
 
@@ -216,16 +236,17 @@ def parse_layout(words):
     return main, named
 
 
-def fit_axes(path, arrays, main, named, sizes):
+def fit_axes(path, arrays, main, named, sizes, axis_of):
     """{name: axes} of {name: array} in a file; the `sizes` of axes become complete.
 
     Axes that are not `named`, or `main`, are told by the names of dimensions and by their sizes.
+    axis_of: {name of a dimension: axis} of all files, which becomes complete, too.
     """
     axes = {name: main for name, array in arrays.items() if places(array.shape, main)} | named
-    axis_of = {}                                                    # {name of a dimension: axis}
     for name in sorted(arrays, key=lambda name: name not in axes):
         shape = arrays[name].shape
-        where = f'--source {path}: {name} has the shape {shape}'
+        where = f'{path}: {name or "it"} has the shape {shape}'
+        require(0 not in shape, f'{where}, which is empty')
         dimensions = getattr(arrays[name], 'dimensions', [''] * len(shape))
         if name not in axes:
             longer = [i for i, size in enumerate(shape) if size > 1]
@@ -236,21 +257,28 @@ def fit_axes(path, arrays, main, named, sizes):
                                     f'{sizes or main}; say which: --layout {main} {name}=X')
             axes[name], = fits
         at = places(shape, axes[name])
-        require(at is not None, f'{where}, which --layout {axes[name]} does not fit')
+        require(at is not None, f'{where}, which --layout {name}={axes[name]} does not fit')
         for axis, place in zip(axes[name], at):
             require(axis in 'CK' or sizes.setdefault(axis, shape[place]) == shape[place],
                     f'{where}, {shape[place]} along {axis}, but others {sizes.get(axis)}')
-            if dimensions[place] and not dimensions[place].startswith('phony_dim'):
-                axis_of[dimensions[place]] = axis                   # netCDF4's phony ones are sizes
+            called = dimensions[place]
+            if called and not called.startswith('phony_dim') and dimensions.count(called) == 1:
+                known = axis_of.setdefault(called, axis)            # netCDF4's phony ones are sizes
+                require(known == axis, f'{where}, where {called} is the axis {axis}, but of others '
+                                       f'{known}; say --layout {main} {name}=X')
     return {name: axes[name] for name in arrays}
 
 
 def points_of(found, names, size):
-    """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size)."""
+    """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size).
+
+    Times that say their unit are in seconds: xarray takes another one for other steps.
+    """
     for name, array in found.items():
         if array is not None and name.split('/')[-1].lower() in names:
             if math.prod(array.shape) == size or array.shape[1:] == (size,):
-                yield np.reshape(array[(slice(None),) * len(array.shape)], (-1, size))
+                unit = SECONDS.get(str(getattr(array, 'units', '')).partition(' since ')[0], 1)
+                yield unit * np.reshape(array[(slice(None),) * len(array.shape)], (-1, size))
 
 
 def even_step(path, points, uneven):
@@ -258,8 +286,8 @@ def even_step(path, points, uneven):
     steps = np.diff(np.float64(points))
     rounding = 4 * np.finfo(np.result_type(points, np.float16)).eps * np.abs(points).max()
     require(uneven or np.ptp(steps) <= 1e-3 * abs(steps.mean()) + rounding,
-            f'--source {path}: times or grid points {points[:5]} ... are uneven; --uneven takes '
-            f'them as even')
+            f'{path}: times or grid points {points[:5]} ... are uneven; --uneven takes them as '
+            f'even')
     return steps.mean()
 
 
@@ -277,7 +305,7 @@ def paths_of(sources):
     for source in map(Path, sources):
         inside = {path for path in (source.iterdir() if source.is_dir() else [source])
                   if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.'}
-        require(inside, f'--source {source}: there is no file of the kinds {" ".join(KINDS)}')
+        require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
         paths |= inside
     return sorted(paths, key=by_number)
 
@@ -295,11 +323,14 @@ def join(paths, own):
                       f'{listed}')
         names = [name for name, shape in shapes.items() if places(shape, main)]
         require(len(names) == 1 or '' in names,
-                f'--source {paths[0]}: name the variables with --variables; there are {listed}')
+                f'{paths[0]}: {len(names)} arrays fit --layout {main}; name those to read with '
+                f'--variables; there are {listed}')
         names = names[:1]
         print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
+    require(len({*names}) == len(names), f'--variables {" ".join(names)}: name each once')
     require(named.keys() <= {*names},
-            f'--layout {" ".join(own.layout)}: the variables are {" ".join(names)}')
+            f'--layout {" ".join(own.layout)}: the variables are '
+            f'{" ".join(names) or "those of --variables"}')
     how = 'trajectories (N)'
     runs = [((path,),) for path in paths]
     if 'T' not in main:
@@ -323,7 +354,7 @@ def find_runs(paths, own):
     """
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
-    grid = {}                                               # {axis of space: size}
+    grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
     items, steps = [], []
     for run in runs:
         times = []
@@ -331,17 +362,19 @@ def find_runs(paths, own):
             with opened(part, (*names, *TIMES, *GRIDS)) as found:
                 for name in names:
                     if found.get(name) is None:
-                        raise InputError(f'--variables {name}: not in {part[0]}, which has '
-                                         f'{contents(part[0])[1]}')
+                        raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which '
+                                         f'has {contents(part[0])[1]}')
                 arrays = {name: found[name] for name in names}
                 fields = {*map(id, arrays.values())}                        # may be called z, too
                 found = {name: array for name, array in found.items() if id(array) not in fields}
                 sizes = dict(grid)
-                axes = fit_axes(part[0], arrays, main, axes, sizes)
+                axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 for size in {*grid.values()} - {1}:
                     for points in points_of(found, GRIDS, size):
                         even_step(part[0], points[0], own.uneven)
+                        if len(points) > 1:                         # of all points of a plane
+                            even_step(part[0], points[:, 0], own.uneven)
                 times += [next(points_of(found, TIMES, sizes.get('T', 1)), [])]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
@@ -349,10 +382,15 @@ def find_runs(paths, own):
         if frames > 1 and all(map(len, times)):
             for line in np.concatenate(times, 1):
                 steps.append((even_step(run[0][0], line, own.uneven), run[0][0]))
+        elif 'T' not in main:
+            numbers = zip(*(by_number(path.name)[1::2] for path, *_ in run))
+            if sum(len({*np.diff(column).round(6)}) > 1 for column in numbers) == 1:
+                warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
+                     f'if frames were missing')
     (low, here), (high, there) = (limit(steps, default=(1, '')) for limit in (min, max))
     require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
-            f'--source {there}: the time between frames is {high:g}, in {here} {low:g}; --uneven '
-            f'takes them as equal')
+            f'{there}: the time between frames is {high:g}, in {here} {low:g}; --uneven takes them '
+            f'as equal')
     channels, static = [], []
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
@@ -417,11 +455,16 @@ def own_source(sources, own):
     for name, axes in named.items():
         require('T' not in axes or {*main} <= {*axes, 'C'},
                 f'--layout {name}={axes}: what changes in time needs all of {main}')
+    *space, C = source.shape[1:]
+    few = C <= min([16, *(size for size in space if size > 1)])
+    require('C' not in main or own.channels or few, f'--layout {" ".join(own.layout)}: {C} channels '
+            f'on a grid of {show(tuple(space))}; if that is right, name them by --channels')
     lengths = [piece.frames for piece, _ in source.items]
-    frames = own.frames or min(lengths)
-    require(own.frames or frames == max(lengths),
-            f'--source: trajectories of {frames} to {max(lengths)} frames; --frames {frames} cuts '
+    frames, longest = own.frames or min(lengths), max(lengths)
+    require(own.frames or frames == longest,
+            f'--source: trajectories of {frames} to {longest} frames; --frames {frames} cuts '
             f'them into pieces of as many')
+    require(frames <= longest, f'--frames {frames}: no trajectory has more than {longest}')
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
     tests = paths_of(own.test_source)
@@ -430,6 +473,7 @@ def own_source(sources, own):
         starts = range(0, piece.frames - frames + 1, frames)
         pieces = [(Piece(piece.parts, frames, start), n) for start in starts]
         (given if piece.parts[0][0] in tests else mine).append(pieces)
+    require(mine, '--test_source: it has all files of --source')
     if len(mine) == 1 and own.frames:
         print('one trajectory, which is split in time: its last pieces are for testing')
         mine = [[piece] for piece in mine[0]]
@@ -437,7 +481,7 @@ def own_source(sources, own):
     items = splits([pieces for pieces in mine if pieces], own)
     items['test'] += [piece for pieces in given for piece in pieces]
     items = {split: pieces for split, pieces in items.items() if pieces}
-    dt = own.dt or attributes['dt'] or 1.0
-    origin = 'as in the files' if attributes['dt'] else 'since no file says it'
-    print(f'dt {dt:g}, {"of --dt" if own.dt else origin}')
+    dt = own.dt or attributes['dt']
+    print('dt 1, since no file says it' if dt is None else
+          f'dt {dt:g}, {"of --dt" if own.dt else "as in the files"}')
     return Source((frames, *source.shape[1:]), items, source.read, attributes | {'dt': dt})

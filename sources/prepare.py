@@ -22,6 +22,7 @@ import data
 from configs import DATASETS, InputError
 from runtime import terminal
 from runtime.files import lock
+from runtime.stored import require
 from runtime.terminal import Progress, warn
 from sources.formats import OFFICIAL, refuse
 from sources.own import KINDS, Own, own_source, reading
@@ -84,7 +85,7 @@ def read_blocks(source, items, nan_to_num):
                            f'{block.dtype} of shape {block.shape[1:]}')
                 if nan_to_num:
                     block = np.float64(block) if block.dtype.itemsize > 4 else np.float32(block)
-                    block = np.nan_to_num(block, posinf=LARGEST, neginf=-LARGEST)
+                    block = np.nan_to_num(block).clip(-LARGEST, LARGEST)
                 for i, part in enumerate(block):
                     yield f'{path}, trajectory {n.start + i}', (first + i, t), part
                 bar.update((stop - first) * (t.stop - t.start))
@@ -138,12 +139,14 @@ def convert(folder, source, nan_to_num=False, masked=False):
     channels = attributes['channels']
     evolving = [c for c, name in enumerate(channels) if name not in attributes['static']]
     (path, n), *_ = next(iter(source.items.values()))
-    with reading(path):
-        first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0]
+    with reading(path), np.errstate(over='ignore'):
+        first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0].real.astype(np.float32)
     points = first.reshape(-1, len(channels))
-    shift = np.where(np.isfinite(points), points, 0).real.mean(0, dtype=np.float32)
+    shift = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
     gaps = np.isnan(first) & ~np.isnan(points).all(0) & (masked and not nan_to_num)    # (*space, C)
     if gaps.any():
+        require('mask' not in channels, f'{path}: gaps need a static channel mask, and there is one '
+                                        f'of that name; give it another by --channels')
         print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean '
               f'of their channel, and 0 in the static channel mask')
         new = {key: [*attributes[key], 'mask'] for key in ('channels', 'static')}
@@ -165,7 +168,9 @@ def convert(folder, source, nan_to_num=False, masked=False):
             for where, place, block in read_blocks(source, source.items[split], nan_to_num):
                 with np.errstate(over='ignore'):
                     rounded = block.astype(np.float32, copy=False)
-                if (np.isnan(rounded) != gaps).any() or np.isinf(rounded).any():
+                wrong = (np.isnan(rounded) != gaps) | np.isinf(rounded)
+                if wrong.any():
+                    where += f', frame {place[1].start + np.argwhere(wrong)[0, 0]}'
                     also = ', or nan at the same points of all frames' * masked
                     refuse(where, 'finite values' + also, 'nan or infinity', '--nan_to_num writes 0')
                 rows.append(statistics(rounded, shift))

@@ -61,5 +61,5 @@ def the_well(source, uneven=False):
              for split in SPLITS if files[split]}
     attributes = dict(channels=sum((channels[name] for name in axes), []), pde=f'The Well, {title}',
                       static=sum((channels[name] for name in axes if 'T' not in axes[name]), []),
-                      dt=runs.attributes['dt'] or 1.0, source=source.resolve().name)
+                      dt=runs.attributes['dt'], source=source.resolve().name)
     return runs._replace(items=items, attributes=attributes)

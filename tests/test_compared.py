@@ -123,11 +123,18 @@ def test_a_forecast_goes_from_a_file_into_a_file_and_a_picture(tmp_path, call, r
     expected = evaluate.rollout(model, np.load(new)[None, -3:, ..., None], 4)
     np.testing.assert_allclose(np.load(written), expected[0, ..., 0], rtol=1e-5, atol=1e-6)
     refused([*flags, '--write', written], f'{written}: this file is there', evaluate, lines=None)
+    for name, times in dict(uneven=np.arange(10) ** 2, slow=np.arange(10)).items():
+        np.savez(tmp_path / f'{name}.npz', new=runs[8], time=times)
+        other = [*flags[:2], '--frames', tmp_path / f'{name}.npz', *flags[4:], '--write', tmp_path / f'{name}.npy']
+        refused(other, {'uneven': '--uneven takes them', 'slow': 'has the dt 1.0, but'}[name], evaluate, lines=None)
+        assert call([*other, '--uneven'], evaluate)[0] == 0
+        np.testing.assert_array_equal(np.load(other[-1]), np.load(written))
     words = 'a forecast needs --frames FILE, --write FILE and --rollout N'
     refused(flags, words, evaluate, lines=None)
     settings = json.loads((model / 'config.json').read_text())
     assert settings['data']['mine']['train']['layout'] == 'TXY'
     pytest.importorskip('matplotlib', reason='the figures need it')
     flags += ['--write', tmp_path / 'again.npy', '--figures', tmp_path / 'figures']
+    refused([*flags, '--trajectory', 1], f'--trajectory 1: {new} has 0 to 0', evaluate, lines=None)
     assert call(flags, evaluate)[0] == 0
     assert (tmp_path / 'figures/forecast.png').stat().st_size > 5000

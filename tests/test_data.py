@@ -67,15 +67,16 @@ def test_attributes_as_other_programs_write_them_are_read(tmp_path, attributes, 
     with h5py.File(tmp_path / 'own/train.h5', 'a') as file:
         file['data'].attrs.update(attributes)
     said = data.read_headers(tmp_path / 'own')['train']
-    silent = dict(channels=['0', '1'], static=[], dt=1, t_test=math.inf, source='')
+    silent = dict(channels=['0', '1'], static=[], dt=None, t_test=math.inf, source='')
     assert said == {'shape': [3, 8, 4, 6, 2]} | silent | expected
 
 
 def test_the_splits_of_a_dataset_have_one_time_step_if_both_say_it(tmp_path):
     write(tmp_path, dt=Decimal('0.1'), source=Path('x.h5'), static=None)
-    write(tmp_path, split='test', dt=0.3)
-    with pytest.raises(InputError, match='test.h5 has the dt 0.3, but train.h5 0.1; they must be'):
-        opened(tmp_path)
+    for dt in 0.3, 1.0:
+        write(tmp_path, split='test', dt=dt)
+        with pytest.raises(InputError, match=f'test.h5 has the dt {dt}, but train.h5 0.1; they must be'):
+            opened(tmp_path)
     write(tmp_path, split='test')
     assert opened(tmp_path).dt == 0.1 and opened(tmp_path).header['source'] == 'x.h5'
 

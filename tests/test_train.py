@@ -36,7 +36,7 @@ def test_a_checkpoint_holds_plain_types_and_no_prefixes(folder, tmp_path, call):
     model = build(configs.ModelConfig(**saved['config']['model']))
     assert saved['model'].keys() == model.state_dict().keys()
     assert saved.keys() == {'model', 'optimizer', 'step', 'best', 'scored', 'rng', 'dtype', 'config', 'data', 'format'}
-    unsaid = dict(source='', dt=1.0)
+    unsaid = dict(source='', dt=None)
     assert saved['data']['own']['test'] == dict(unsaid, shape=[3, 9, 16, 16, 3], channels=['u', 'v', 'c'], static=['c'],
                                                 t_test=4.0)
     units = dict(mean=2 * [[pytest.approx(0.1)]], deviation=2 * [[pytest.approx(0.5 ** 0.5)]], own=[0])

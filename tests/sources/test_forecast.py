@@ -64,6 +64,19 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
         forecast.frames_of([path], header, 8)
 
 
+@pytest.mark.parametrize('kind', ['.h5', '.nc'])
+@pytest.mark.parametrize('layout', ['NTXYCK', 'NTXYC', 'NTXY'])
+def test_a_variable_keeps_its_name_such_as_time_and_the_numbers_of_a_tensor_lie_along_c(kind, layout, tmp_path, call):
+    package('netCDF4')
+    values = dict(NTXYCK=VALUES[..., None], NTXYC=VALUES, NTXY=VALUES[..., 0])[layout]
+    np.savez(tmp_path / 'own.npz', time=values)
+    header = header_of(call, tmp_path, '--source', tmp_path / 'own.npz', '--layout', layout)
+    u, _ = forecast.frames_of([tmp_path / 'own.npz'], header, 2)
+    forecast.write_forecast(tmp_path / f'forecast{kind}', u, header)
+    again, _ = forecast.frames_of([tmp_path / f'forecast{kind}'], {**header, 'layout': layout.strip('K')}, 2)
+    np.testing.assert_array_equal(again, u)
+
+
 def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call):
     for i in range(6):
         u = VALUES[i, ..., 0].copy()

@@ -1,4 +1,5 @@
 """Files of one's own, written by the packages that simulators use: every number by its value, and what is refused."""
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import data
+from configs import InputError
 from sources import own, prepare
 
 VALUES = np.random.default_rng(0).normal(size=(5, 6, 4, 8, 2))                          # (N, T, X, Y, C)
@@ -97,13 +99,17 @@ IN_ORDER = '--split', 'order', '--valid', 0
 
 # ------------------------------------------------------------------------------------------------ files along an axis
 
-def test_files_are_frames_or_parts_of_n_or_channels(tmp_path):
+def test_files_are_frames_or_parts_of_n_or_channels(tmp_path, capsys):
     for i in range(3):
         (tmp_path / f'run{i}').mkdir()
         for t in range(12):
             np.save(tmp_path / f'run{i}/out_{t}.npy', VALUES[i, t % 6, ..., 0] + t)
     frames = np.stack([VALUES[:3, t % 6] + t for t in range(12)], 1)[..., :1]
     np.testing.assert_array_equal(read([tmp_path / f'run{i}' for i in (2, 0, 1)], 'XY')[0], frames)
+    assert not capsys.readouterr().err
+    (tmp_path / 'run2/out_5.npy').unlink()
+    read(tmp_path / 'run2', 'XY', frames=4)
+    assert 'out_11.npy: the numbers in the names are uneven' in capsys.readouterr().err
     values, source = read(tmp_path / 'run1', 'XY', frames=4)
     np.testing.assert_array_equal(values, frames[1].reshape(3, 4, 4, 8, 1))
     assert [len(source.items[split]) for split in ('train', 'test')] == [2, 1]
@@ -142,6 +148,16 @@ def test_names_of_dimensions_say_which_axis_is_meant(tmp_path, refused):
     for c, part in enumerate((u, nu[:, None, None, None], profile, mask.T)):
         np.testing.assert_array_equal(values[..., c], np.broadcast_to(part, values.shape[:-1]))
     assert source.attributes['layout'] == 'NTXY nu=N profile=Y mask=YX'
+    fields['v'] = ('run', 'time', 'y', 'x'), fields['u'][1]
+    other = netcdf(tmp_path / 'other.nc', dict(run=4, time=6, x=4, y=4), u=fields['v'])
+    path = netcdf(tmp_path / 'two.nc', dict(run=4, time=6, x=4, y=4), **fields)
+    with h5py.File(path) as file:
+        stored = file['v'][:]
+    values, _ = read(path, 'NTXY v=NTYX', ['u', 'v'])
+    np.testing.assert_array_equal(values[..., 1], stored.swapaxes(2, 3))
+    for flags in (path, '--variables', 'u', 'v'), (path, other, '--variables', 'u'):
+        refused(['mine', '--data', tmp_path, '--layout', 'NTXY', '--source', *flags],
+                ' is the axis X, but of others Y; say --layout NTXY', prepare, lines=None)
     np.savez(tmp_path / 'plain.npz', u=u, nu=nu, mask=mask)                             # without names of dimensions
     for name, words in dict(nu='along N or X or Y of the axes', mask='along NX or NY or XN').items():
         flags = '--source', tmp_path / 'plain.npz', '--variables', 'u', name, '--layout', 'NTXY'
@@ -211,15 +227,20 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
     assert '6.2% of the points are gaps in all frames' in printed
     found, *_ = prepared(call, tmp_path, *flags, '--nan_to_num', name='zeros')
     np.testing.assert_array_equal(np.concatenate([found['train'], found['test']]), np.nan_to_num(values).astype('f4'))
-    for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0), (
-            (2, 2, 1, 2, 0), np.inf):
+    places = (((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((0, 0, 1, 1, 1), 1e39),
+              ((2, 2, 1, 2, 0), 1.0), ((2, 2, 1, 2, 0), np.inf))
+    for n, (place, value) in enumerate(places):
         other = values.copy()
         other[place] = value
         np.save(tmp_path / 'other.npy', other)
-        refused(['bad', '--data', tmp_path, '--source', tmp_path / 'other.npy', *flags[2:]],
-                f'trajectory {place[0]}: expected finite values, or nan at the same points of all frames', prepare,
-                lines=None)
-        assert not (tmp_path / 'bad').exists()
+        error, _ = refused(['bad', '--data', tmp_path, '--source', tmp_path / 'other.npy', *flags[2:]],
+                           f'other.npy, trajectory {place[0]}, frame {place[1]}: expected finite values, or nan at '
+                           f'the same points of all frames', prepare, lines=None)
+        assert 'Warning' not in error and not (tmp_path / 'bad').exists()
+        found, *_ = prepared(call, tmp_path, '--source', tmp_path / 'other.npy', *flags[2:], '--nan_to_num',
+                             name=f'zeros{n}')
+        assert np.concatenate([found['train'], found['test']])[place] == np.nan_to_num(value).clip(max=prepare.LARGEST)
+    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another by --channels', prepare)
 
 
 # ------------------------------------------------------------------------------------------------ what a file knows
@@ -246,6 +267,10 @@ def test_uneven_times_of_a_tracker_and_grid_points_are_refused_unless_accepted(t
     _, attributes, _, _ = prepared(call, tmp_path, *flags, '--uneven', '--dt', 0.25, name='accepted')
     assert attributes['dt'] == [0.25]
     nodes = np.cos(np.pi * np.arange(4) / 3)
+    plane = np.add.outer(nodes, np.zeros(6))
+    path = netcdf(tmp_path / 'plane.nc', dict(run=5, y=4, time=6), lat=(('y', 'time'), plane),
+                  u=(('run', 'y', 'time'), VALUES[:, 0, :, :6, 0]))
+    refused(['bad', '--data', tmp_path, '--source', path, '--layout', 'NXY'], 'points [ 1.   0.5', prepare, lines=None)
     for name in 'x', 'lat':
         path = netcdf(tmp_path / f'{name}.nc', {'run': 5, 'time': 6, name: 4}, coordinates={name: nodes},
                       u=(('run', 'time', name), VALUES[..., 0, 0]))
@@ -285,7 +310,12 @@ def test_a_file_of_xarray_is_read(tmp_path):
     xarray.Dataset(fields, dict(time=times, x=0.1 * np.arange(4))).to_netcdf(tmp_path / 'own.nc')
     values, source = read(tmp_path / 'own.nc', 'NTX')
     np.testing.assert_array_equal(values[:, :, 0, :, 0], VALUES[..., 0, 0])
-    assert source.attributes['dt'] == 3
+    assert source.attributes['dt'] == 3 * 3600
+    for unit in 'hD':                                                                   # 0, 1, 2 ... in either
+        times = np.datetime64('2026-01-01', 'ns') + np.arange(6) * np.timedelta64(1, unit)
+        xarray.Dataset(fields, dict(time=times)).to_netcdf(tmp_path / f'{unit}.nc')
+    with pytest.raises(InputError, match='the time between frames is 86400, in .*h.nc 3600; --uneven'):
+        read([tmp_path / 'h.nc', tmp_path / 'D.nc'], 'NTX')
 
 
 def test_a_field_with_the_name_of_a_coordinate_is_a_field(tmp_path):
@@ -308,10 +338,23 @@ def test_matlabs_axes_are_reversed_by_what_the_file_says_and_not_by_its_suffix(t
 def test_what_is_no_array_of_numbers_beside_the_fields_is_left_out_and_said(tmp_path, capsys):
     np.savez(tmp_path / 'own.npz', params=np.array({'nu': 1}, object), u=VALUES[..., 0])
     package('scipy.io').savemat(tmp_path / 'own.mat', dict(params={'nu': 1}, u=VALUES[..., 0]))
-    for file in 'own.npz', 'own.mat':
+    names = {'own.npz': 'u', 'own.mat': 'u', 'own.h5': 'u'}
+    with h5py.File(tmp_path / 'own.h5', 'w') as file:
+        file['u'] = VALUES[..., 0]
+        file['none'] = h5py.Empty('f4')
+        file['params'] = h5py.Empty('S1').dtype.type(b'a')
+    if importlib.util.find_spec('netCDF4'):
+        names['own.nc'] = 'run/u'
+        with package('netCDF4').Dataset(tmp_path / 'own.nc', 'w') as file:
+            for axis, size in zip('ntxy', VALUES.shape):
+                file.createDimension(axis, size)
+            ragged = file.createVLType(np.float32, 'ragged')
+            file.createVariable('params', ragged, ('n',))[0] = np.ones(3, 'f4')
+            file.createGroup('run').createVariable('u', 'f8', tuple('ntxy'))[:] = VALUES[..., 0]
+    for file, name in names.items():
         np.testing.assert_array_equal(read(tmp_path / file, 'NTXY')[0], VALUES[..., :1])
         said = capsys.readouterr().out
-        assert f'{file}: read u of u (5, 6, 4, 8) (not of real numbers: params)' in said
+        assert f'{file}: read {name} of {name} (5, 6, 4, 8) (not of real numbers: params)' in said
 
 
 def test_netcdf_whose_gaps_cannot_be_told_is_refused(tmp_path, refused):
@@ -328,6 +371,8 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     with h5py.File(tmp_path / 'own.h5', 'w') as file:
         file.update(u=VALUES[..., 0], packed=VALUES[..., 1])
         file['packed'].attrs['valid_range'] = [0., 1.]
+        absent = file.create_dataset('x', (4,), 'f4', chunks=(4,))          # a dimension alone, as netCDF4 writes it
+        absent.attrs['NAME'] = 'This is a netCDF dimension but not a netCDF variable         4'
     refused([*flags, 'packed'], "/packed has netCDF's attribute valid_range, so its numbers are packed or have gaps; "
             'name it FILE.nc', prepare, lines=None)
     np.testing.assert_array_equal(read(tmp_path / 'own.h5', 'NTXY', ['u'])[0][..., 0], VALUES[..., 0])
@@ -336,7 +381,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
 # ------------------------------------------------------------------------------------------------ one line for errors
 
 @pytest.mark.parametrize('flags, words', [
-    ('own.npz --layout NTHW', 'own.npz: name the variables with --variables; there are u (5, 6, 4, 8), v (5, 6, 4, 8)'),
+    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name those to read with --variables; there'),
     ('own.npz --variables u', '--layout is missing: the axes in their order, such as NTHWC for '),
     ('own.npz --variables u --layout NTHWC', 'u has the shape (5, 6, 4, 8), along none of the axes NTXYC'),
     ('own.npz --variables u --layout NTQ', '--layout NTQ: expected the axes of an array in their order'),
@@ -348,9 +393,15 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('a.npz --variables u --test_source t.npz --layout NTXY', 't.npz 0.1; --uneven takes them as equal'),
     ('nu.npz --variables u n4 --layout NTX', "n4 has the shape (4,), along N or X of the axes {'N': 4, 'T': 6, 'X': 4"),
     ('nu.npz --variables u n46 --layout NTX n46=NT', 'n46=NT: what changes in time needs all of NTX'),
-    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), which --layout NX does not fit'),
+    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), which --layout n4=NX does not fit'),
     ('nu.npz --variables u n4 --layout NTX mu=N', '--layout NTX mu=N: the variables are u n4'),
-    ('bf.npy --layout NTXY', 'bf.npy: name the variables with --variables; there are none (not of real numbers: bf)'),
+    ('a.npz --variables u --test_source a.npz --layout NTXY', '--test_source: it has all files of'),
+    ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: no trajectory has more than 6'),
+    ('own.npz --variables u --layout NTXC', '--layout NTXC: 8 channels on a grid of 1x4; if that is'),
+    ('own.npz --variables u u --layout NTXY', '--variables u u: name each once'),
+    ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), which is empty'),
+    ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
+    ('bf.npy --layout NTXY', 'bf.npy: 0 arrays fit --layout NTXY; name those to read with --variables; there are none'),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),
     ('. --layout NTXY', "'..': expected the name of a folder"),
     ('own.npz --uneven', '--uneven: for files of your own, with --layout'),
@@ -364,6 +415,8 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, monkeypatch, refused
     np.savez('a.npz', u=u, time=0.5 * times)
     np.savez('c.npz', u=u[..., :7], v=v)
     np.savez('t.npz', u=u, time=0.1 * times)
+    np.savez('z.npz', u=u, time=0 * times)
+    np.savez('e.npz', e=np.ones(0))
     np.savez('nu.npz', u=u[:4, :, :, 0], n4=np.ones(4), n46=np.ones((4, 6)))
     np.save('bf.npy', np.zeros((5, 6, 4, 8), 'V2'))                                     # as JAX saves bfloat16
     Path('broken.npz').write_bytes(Path('own.npz').read_bytes()[:1000])

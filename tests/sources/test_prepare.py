@@ -243,7 +243,7 @@ def damage(path, how):
 
 @pytest.mark.parametrize('how, words', [
     ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'Vx has the shape (4, 21, 4), along'),
-    ('eta', 'expected eta = 0.1, found 0.01'), ('nan', 'trajectory 2: expected finite values'),
+    ('eta', 'expected eta = 0.1, found 0.01'), ('nan', 'trajectory 2, frame 20: expected finite values'),
     ('unwritten', 'a part of /Vx was never written; write or download it again')])
 def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, words, tmp_path, refused):
     write_compressible(tmp_path / CNS_FILE)
@@ -252,3 +252,10 @@ def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, wo
     error, _ = refused(flags, words, prepare, lines=0)                                      # a bar may come before it
     assert str(tmp_path / CNS_FILE) in error.splitlines()[-1], error
     assert not list((tmp_path / 'data').rglob('train.h5*'))
+
+
+def test_waves_are_no_kolmogorov_flow(tmp_path, refused):
+    with h5py.File(tmp_path / 'waves.nc', 'w') as file:
+        file['solution'] = np.ones((2, 16, 8, 8), 'f4')
+    flags = 'kolmogorov', '--source', tmp_path / 'waves.nc', '--data', tmp_path / 'data'
+    refused(flags, 'expected 21 frames, 2 dimensions, 3 channels, found the shape (16, 8, 9)', prepare)
