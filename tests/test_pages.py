@@ -1,6 +1,7 @@
 """README and docs: links lead somewhere, commands take their flags, and no line is beyond reading."""
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import unicodedata
@@ -13,9 +14,12 @@ import torch
 import evaluate
 import finetune
 import train
+from configs import InputError
 from conftest import ROOT
 from helpers import run, write_two
 from lab import bench, interpret, reproduce
+from nets import baselines
+from nets.build import OPTIMIZERS
 from runtime.runs import read_log
 from sources import generate, prepare
 
@@ -84,15 +88,20 @@ def blocks_of(title):
     return re.findall(r'```python\n(.*?)```', section.partition('\n## ')[0], re.S)
 
 
-def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_path):
+def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text(blocks_of('Plug in')[0])
     write_two(tmp_path / 'data')
-    where = dict(cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    for known, name in ((baselines.BASELINES, 'Small'), (train.LOSSES, 'absolute'), (OPTIMIZERS, 'nadam')):
+        monkeypatch.setitem(known, name, None)                          # until the end of the test
     flags = '--network Small --loss absolute --optimizer nadam --lr 1e-3 --out out/small --data data --steps 4'
-    done = run('mine.py', *flags.split(), **where)
-    assert done.returncode == 0, done.stderr
-    done = run('-c', 'import mine, evaluate; print(type(evaluate.load("out/small")).__name__)', **where)
-    assert done.stdout.strip() == 'Small', done.stderr
+    monkeypatch.setattr('sys.argv', ['mine.py', *flags.split()])
+    runpy.run_path('mine.py', run_name='__main__')
+    del baselines.BASELINES['Small']
+    with pytest.raises(InputError, match='network Small'):
+        evaluate.load('out/small')
+    Small = runpy.run_path('mine.py', run_name='mine')['Small']
+    assert type(evaluate.load('out/small')) is Small
 
 
 def test_tensorboard_reads_the_log_as_the_contributing_page_writes_it(tmp_path, monkeypatch, pretrained):
