@@ -76,20 +76,6 @@ def test_the_three_mappings_by_hand():
         torch.testing.assert_close(found, torch.tensor(numbers).double(), rtol=0, atol=1e-6)
 
 
-def test_T_differs_between_inputs_and_moves_within_a_few_steps():
-    model = fresh().float()
-    u, target = field(model, 4), torch.randn(4, 16, 16, 2)
-    before = torch.stack([T for _, _, T in mappings_of(model, u)])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for _ in range(10):
-        optimizer.zero_grad()
-        (model(u) - target).square().mean().backward()
-        optimizer.step()
-    after = torch.stack([T for _, _, T in mappings_of(model, u)])                       # (sub-layers, B, S, S)
-    assert (after - before).abs().amax((1, 2, 3)).min() > 1e-3, 'T of a sub-layer did not move'
-    assert (after[:, 0] - after[:, 1]).abs().amax((1, 2)).min() > 1e-4, 'T does not depend on the input'
-
-
 @pytest.mark.parametrize('letter, value', [('a', 0.25), ('d', 1.0), ('T', None)])
 def test_an_ablated_mapping_is_uniform_ones_or_identity(letter, value):
     model = build(alpha=1.0, ablate=letter)

@@ -318,15 +318,6 @@ def test_the_loss_is_the_error_of_evolving_channels_on_the_native_grid(kind, fol
     torch.testing.assert_close(loss, torch.stack(expected).mean())
 
 
-def test_the_loss_of_change_is_ten_times_as_large_where_nothing_changes_and_never_smaller():
-    prediction, frames = torch.randn(2, 8, 8, 3), torch.randn(2, 4, 8, 8, 3)
-    size = data.norm(frames[:, -1])
-    plain = train.relative_loss(prediction, frames, size)
-    torch.testing.assert_close(train.change_loss(prediction, frames, size), plain)
-    frames[:, -2] = frames[:, -1]
-    torch.testing.assert_close(train.change_loss(prediction, frames, size), 10 * plain)
-
-
 def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
     sets = [data.Trajectories(folder, name, 'train', 3, 4) for name in data.find(folder)]
     config = configs.model('tiny', frames=3, resolution=16)

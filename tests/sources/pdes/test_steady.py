@@ -25,21 +25,6 @@ def fluxes(a, u):
     return N * gx * padded[:, :, 1:-1].diff(dim=1), N * gy * padded[:, 1:-1].diff(dim=2)
 
 
-def test_the_solution_is_that_of_the_matrix_of_the_balance_of_every_cell():
-    N, a, f = 8, media(8)[:1], torch.randn(1, 8, 8, dtype=torch.float64)
-    A = np.zeros((N, N, N, N))
-    for i, j in np.ndindex(N, N):
-        for n, m in ((i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)):
-            if 0 <= n < N and 0 <= m < N:
-                face = 2 / (1 / a[0, i, j] + 1 / a[0, n, m])
-                A[i, j, n, m] = -N * N * face
-            else:
-                face = 2 * a[0, i, j]
-            A[i, j, i, j] += N * N * face
-    u = np.linalg.solve(A.reshape(N * N, N * N), f.reshape(-1)).reshape(1, N, N)
-    assert l2re(darcy(a, f), u) < 1e-12
-
-
 def test_potential_and_flux_through_two_layers_are_of_second_order():
     # The solution is X(x) sin(pi y), where a X' is cos(pi x) + c and the interface lies at x = 1/4; c makes X(1) zero.
     s, low, high = 0.25, 3.0, 12.0
