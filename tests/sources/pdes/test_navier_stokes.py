@@ -123,12 +123,3 @@ def test_velocities_belong_to_the_vorticity_and_the_side_of_the_torus_only_sets_
     assert l2re(curl_and_divergence(velocity)[0], wide) < 1e-12
     still = navier_stokes(torch.ones(1, 16, 16, dtype=torch.float64), 1e-3, 2, **terms)
     assert (still[:, 1] - np.exp(-0.6)).abs().max() < 1e-12
-
-
-def test_random_vorticity_has_the_benchmarks_deviation_spectrum_and_no_mean():
-    w = vorticity(64, 400)
-    assert abs(w.square().mean() ** 0.5 - 0.262) < 0.006
-    assert w.mean((1, 2)).abs().max() < 1e-12
-    power = (torch.fft.fft2(w).abs() ** 2).mean(0)[torch.arange(1, 20), 0].numpy()
-    slope = np.polyfit(np.log(4 * PI ** 2 * np.arange(1, 20) ** 2 + 49), np.log(power), 1)[0]
-    assert abs(slope + 2.5) < 0.05, slope
