@@ -68,7 +68,7 @@ def in_two_processes(flags, folder, monkeypatch):
     """Train in two processes: their exit codes, and what each has printed."""
     monkeypatch.setattr(sys, 'argv', [*map(str, flags)])
     port = helpers.free_port()
-    processes = [helpers.fork(train.main, folder / f'{rank}.txt', rank, port) for rank in range(2)]
+    processes = [helpers.fork(train.main, folder / f'{rank}.txt', rank, port, 2) for rank in range(2)]
     codes = [helpers.exit_code(process) for process in processes]
     return codes, [(folder / f'{rank}.txt').read_text() for rank in range(2)]
 
