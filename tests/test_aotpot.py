@@ -89,14 +89,6 @@ def test_an_ablated_mapping_is_uniform_ones_or_identity(letter, value):
     assert {*model.state_dict()} == {*build().state_dict()} - unused and len(unused) == 12
 
 
-@pytest.mark.parametrize('c', [1, 6])
-def test_math_of_the_initial_T(c):
-    """exp(c I) projects to e^c / (e^c + 3) on the diagonal: 0.475 with the paper's c = 1, 0.993 with 6."""
-    T = mappings_of(fresh(alpha=0.0, t_init=float(c)), field(fresh(), 1))[0][2]
-    expected = torch.full((4, 4), 1 / (math.exp(c) + 3)).double().fill_diagonal_(math.exp(c) / (math.exp(c) + 3))
-    assert (T - expected).abs().max() < 1e-7
-
-
 @pytest.mark.parametrize('patch', [4, 3])
 def test_with_overlap_a_token_reaches_half_a_patch_beyond_its_own_and_without_a_margin_it_is_the_plain_readout(patch):
     options = dict(patch=patch, resolution=4 * patch)

@@ -140,36 +140,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_checkpoint_before_it_sta
     assert [line['step'] for line in log(out)] == [3, 4]
 
 
-def compiled(model, graphs, backend):
-    """A model compiled without the C++ compiler, which takes minutes; graph breaks and recompilations are the same."""
-    torch.compiler.reset()
-    return torch.compile(model, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or (
-        torch._dynamo.lookup_backend(backend)(graph, inputs)))
-
-
-COMPILED = dict(width=16, mlp=16, depth=1, heads=2, resolution=16, frames=3, sinkhorn_iters=2)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_one_graph_compiled_once_and_trains_as_the_eager_one():
-    model, graphs = build(configs.model('nano', **COMPILED)), []
-    network, optimizer = compiled(model, graphs, 'aot_eager'), torch.optim.AdamW(model.parameters(), 1e-2)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for step in range(3):
-            u, gradients = torch.randn(4, 3, 16, 16, 4), []
-            for run in (model, network):
-                optimizer.zero_grad()
-                prediction = run(u)
-                prediction.square().mean().backward()
-                gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-            eager, own = gradients
-            torch.testing.assert_close(prediction, model(u), rtol=0, atol=1e-6 * prediction.abs().max().item())
-            torch.testing.assert_close(own, eager, rtol=0, atol=1e-5 * eager.abs().max().item())
-            optimizer.step()
-    [graph] = graphs
-    assert graph.code.count('cos(') == 1                    # of gamma t; the Fourier matrices are constants
-
-
 @pytest.mark.slow
 def test_where_the_compiler_fails_a_line_says_so_and_the_run_goes_on_eagerly(folder, tmp_path, call):
     environment = {**os.environ, 'CXX': '/no/compiler', 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'cache')}
@@ -351,14 +321,6 @@ def test_init_from_starts_from_the_weights_says_so_and_refuses_what_does_not_fit
     code, error, printed = call([*flags, '--normalize', '--out', tmp_path / 'other'])
     assert code == 0 and f'of {len(a)} tensors loaded, 0 resized, 0 fresh and left out: layers.*.norm1.weig' in printed
     assert 'layers.*.aot1.mappings.alpha_a ' in printed, 'those of the second layer'
-
-
-def test_a_small_network_learns_the_travelling_waves(folder, tmp_path, call):
-    out = tmp_path / 'out'
-    flags = command(folder, out, '--datasets', 'swe_pdb', '--lr', '1e-2', '--noise', '0', '--patch', '4', steps=100)[1:]
-    assert call(flags)[0] == 0
-    losses = [line['loss'] for line in log(out)]
-    assert np.mean(losses[-20:]) < np.mean(losses[:5]) / 4
 
 
 @pytest.mark.parametrize('scale', [1e-30, 1e30])

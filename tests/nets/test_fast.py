@@ -106,25 +106,6 @@ def test_autocast_rounds_neither_the_input_nor_the_prediction():
             torch.testing.assert_close(out, form.readout.hidden(x.float()), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('basis', [1, 3, 8])
-def test_the_sums_of_the_streams_are_the_same_inside_autocast(basis, monkeypatch):
-    """Outputs that autocast leaves alone, so that only means, mappings, coefficients and sums could be in 16 bits."""
-    x, *outputs = torch.randn(5, 3, 4, 4, 16)
-    model = build(dtype=torch.float32, alpha=0.5)
-    same = torch.nn.Identity()
-    blocks = [(block, same, lambda _, y=y: y, same)
-              for layer in model.layers for block, y in zip((layer.aot1, layer.aot2), outputs)]
-    gate, sums = torch.tensor([0.5, 0.25, 0.25, 0.0]), []
-    monkeypatch.setattr(fast, 'BASIS', basis)
-    for enabled in (False, True):
-        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
-            sums.append(fast.sublayers(x, blocks, gate))
-    sums.append(fast.sublayers(x, blocks, gate, compiled=True))
-    assert sums[1].dtype == torch.float32
-    for other in sums[1:]:
-        torch.testing.assert_close(other, sums[0], rtol=1e-6, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------------------ an edited aotpot.py
 
 POST = 'self.post1(self.mixer(self.norm1(u)))'
@@ -169,10 +150,12 @@ def test_the_compiled_network_is_one_graph_and_equals_the_paper(overrides):
     """Without a C++ compiler: 'aot_eager' computes the graphs of both passes as they are."""
     torch.compiler.reset()
     model, paper = in_both_forms(depth=1, **overrides)
-    u = field(model)
-    expected = results(paper, u)
     model.compile(fullgraph=True, backend='aot_eager')
-    assert_equal(results(model, u), expected)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            u = field(model)
+            expected = results(paper, u)
+            assert_equal(results(model, u), expected)
     assert_equal(dict(model.named_buffers()), dict(paper.named_buffers()))          # the statistics of a router
     with torch.no_grad():
         assert_equal({'out': model(u)}, {'out': expected['out']})
