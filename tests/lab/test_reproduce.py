@@ -2,8 +2,6 @@
 import importlib
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,26 +113,6 @@ def test_a_run_of_another_mixture_is_refused_and_nothing_changes(folder, monkeyp
     error, printed = refused([*flags, NAMES[0]], 'these runs failed', reproduce, lines=2)
     assert f'error: --datasets {NAMES[0]}: the run to resume has {NAMES[2]} {NAMES[0]}\n' in error
     assert error.endswith('/aot-seed_0\n') and not printed and contents() == before
-
-
-@pytest.mark.slow
-def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkeypatch, call):
-    """Two reports are older than their trainings, which is as if these had gone on."""
-    flags, study = ['downstream', *FLAGS, '--recipe', SMALL], reproduce.STUDIES['downstream']
-    rows = {row: study.rows[row] for row in ('DPOT', 'DPOT-FT')}
-    monkeypatch.setitem(reproduce.STUDIES, 'downstream', study._replace(rows=rows))
-    assert call(flags, reproduce)[0] == 0
-    whole = numbers('downstream')
-    runs = [*folder.glob('out/*/*/last.pt'), *folder.glob('out/*/*/log.jsonl')]
-    times = {path: path.stat().st_mtime_ns for path in runs}
-    for report in folder.glob('out/*/*/evaluate.json'):
-        os.utime(report, (0, 0))
-    _, _, printed = call([*flags, '--list'], reproduce)
-    assert len(times) == 6 and len(printed.splitlines()) == 1, 'a training with the two that start from it'
-    shell = subprocess.run(['xargs', '-P', '2', '-I{}', 'sh', '-c', '{}'], input=printed, text=True, timeout=240)
-    assert shell.returncode == 0 and call([*flags, '--list'], reproduce)[2] == ''
-    assert call(flags, reproduce)[0] == 0 and numbers('downstream') == whole
-    assert {path: path.stat().st_mtime_ns for path in times} == times, 'nothing is trained again'
 
 
 def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(folder, monkeypatch, refused):

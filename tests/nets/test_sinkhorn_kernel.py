@@ -52,15 +52,9 @@ z[1, 2, 3] = math.nan
 p = sinkhorn(z, 2)
 assert p[1].isnan().all() and p[::2].isfinite().all()
 z, upstream = torch.randn(5, 4, 4).bfloat16().requires_grad_(), torch.randn(5, 4, 4).bfloat16()
-compiled = torch.compile(lambda z: sinkhorn(z, 2), fullgraph=True, backend='aot_eager')
-for p in (sinkhorn(z, 2), compiled(z)):
-    assert p.dtype == torch.bfloat16
-    want = both(z.float(), upstream.float(), 2, loop)
-    with torch.profiler.profile() as profile:
-        gradient = torch.autograd.grad(p, z, upstream)[0]
-    torch.testing.assert_close((p, gradient), tuple(x.bfloat16() for x in want))
-    # on a GPU each of these would be one more launch beside that of the kernel
-    assert not {'aten::zeros', 'aten::zeros_like'} & {event.name for event in profile.events()}
+want = tuple(x.bfloat16() for x in both(z.float(), upstream.float(), 2, loop))
+for form in (sinkhorn, torch.compile(sinkhorn, fullgraph=True, backend='aot_eager')):
+    torch.testing.assert_close(both(z, upstream, 2, form), want)
 """
 
 

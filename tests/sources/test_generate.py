@@ -38,17 +38,6 @@ def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp
         assert [*file] == ['data'] and file['data'].attrs['pde']
 
 
-def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path):
-    """That is in km/s, beside the same waves as without it."""
-    plan = generate.plan('wave_gauss_c', 'nano', resolution=16, train=1, test=1)
-    generate.generate(tmp_path, [plan])
-    item = data.Trajectories(tmp_path, 'wave_gauss_c', 'train', 10, 3)
-    fields, c = read(item, 0, 0, 16), generate.initial(plan, 'train', [0])['c']
-    without = generate.simulate(generate.plan('wave_gauss', 'nano', resolution=16), 'train', [0])
-    assert item.evolving == slice(2) and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
-    np.testing.assert_allclose(fields[..., :2], without[0], rtol=1e-4, atol=1e-6)
-
-
 SMALL = dict(resolution=16, train=5, test=2, frames=11)
 
 
