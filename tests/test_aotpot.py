@@ -142,21 +142,6 @@ def test_a_network_of_the_change_adds_the_last_frame():
     torch.testing.assert_close(model(u), model.predict(u, None) + u[:, -1])
 
 
-def test_a_token_of_the_embedding_by_hand():
-    """Eqs. (4) and (5) for one token: a product with its patch, its points' coordinates and the frame's time."""
-    model = build('paper')
-    embed, aggregate, u = model.embed, model.aggregate, field(model, 1)
-    z, P = 0, 4
-    for t in range(3):
-        x, y = torch.arange(8, 12) / 15, torch.arange(4, 8) / 15                        # points of token (2, 1)
-        points = torch.stack([x[:, None].expand(P, P), y.expand(P, P), torch.full((P, P), t / 2)])
-        patch = torch.cat([u[0, t, 8:12, 4:8].permute(2, 0, 1), points])                # (C+3, P, P)
-        hidden = (embed.conv.weight * patch).sum((1, 2, 3)) + embed.conv.bias
-        token = embed.project(F.gelu(hidden)) + embed.position[:, 2, 1]
-        z = z + (token * torch.cos(aggregate.gamma * t / 2)) @ aggregate.weight[t]
-    torch.testing.assert_close(aggregate(embed(u))[0, 2, 1], z, rtol=1e-6, atol=1e-6)
-
-
 def test_the_mixer_by_hand():
     """Eq. (8) on 4 x 6 points as sums over points and modes; a mode that the half spectrum leaves out counts twice."""
     mixer = aotpot.FourierMixer(configs.model('tiny', width=16, heads=2), inner_skip=False).double()

@@ -54,21 +54,6 @@ def test_a_run_draws_its_curve(plt, tmp_path, call):
     assert (tmp_path / 'curve.png').read_text() == 'of the user'
 
 
-def test_each_dataset_has_a_line_over_the_sub_layers_in_both_panels(plt):
-    steps = dict(zip('abc', torch.rand(3, 4)))
-    kept = dict(zip('abc', torch.rand(3, 4)))
-    above, below = figures.plot_mappings(steps, kept).axes
-    for ax, values in ((above, steps), (below, kept)):
-        for name, of_layers in values.items():
-            np.testing.assert_allclose(lines(ax, name), [of_layers])
-            assert list(ax.lines[0].get_xdata()) == [1, 2, 3, 4]
-        assert ax.get_ylim()[0] == 0, 'a line is read against zero'
-    assert 'd' in above.get_ylabel() and 'T' in below.get_ylabel()
-    assert [label.get_text() for label in below.get_xticklabels()] == ['1\nmixer', '2\nMLP', '3\nmixer', '4\nMLP']
-    [legend] = below.figure.legends
-    assert [label.get_text() for label in legend.get_texts()] == [*'abc']
-
-
 def test_the_animation_of_the_equations_says_its_step_and_how_much_the_network_saw(plt):
     fields = {'one': torch.rand(15, 2, 8, 8), 'other': torch.rand(15, 2, 8, 8)}
     title = equations.plot_equations(fields, 5, 7).get_suptitle()

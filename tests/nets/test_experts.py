@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import aotpot
@@ -14,7 +13,7 @@ import evaluate
 import finetune
 import helpers
 import nets.build
-from helpers import build, field, fresh, log, travelling, write
+from helpers import field, fresh, log, travelling, write
 from nets import experts
 
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
@@ -32,35 +31,6 @@ def test_parameters_are_those_of_moe_pot_and_of_the_hybrid_without_the_classific
     assert aotpot.parameters(moe_pot) == plain
     assert round((experts.activated(moe_pot) + head) / 1e6, 1) == used
     assert round((aotpot.parameters(both) + head) / 1e6) == hybrid
-
-
-def by_hand(module, z):
-    """MoE-POT's layer on one sample z (..., D), in evaluation mode."""
-    router, tokens = module.router, z.flatten(0, -2)
-    f = F.gelu(tokens @ module.features.weight.T + module.features.bias)                # (N, h)
-    v = F.gelu(router.norm1(router.w1(f.mean(0))[None])[0])
-    v = v * torch.sigmoid(2 * router.excite(F.gelu(router.squeeze(v))))
-    s = router.w3(F.gelu(router.norm2(router.w2(v)[None])[0]))
-    chosen = sorted(range(len(s)), key=lambda e: -s[e])[:router.k]
-    odds = [torch.exp(s[e] / router.tau) for e in chosen]
-    out = sum(F.gelu(f @ W.T + b) for W, b in zip(module.shared_weight, module.shared_bias)) / len(module.shared_weight)
-    for e, odd in zip(chosen, odds):
-        out = out + odd / sum(odds) * F.gelu(f @ module.weight[e].T + module.bias[e])
-    return out.view(z.shape)
-
-
-@pytest.mark.parametrize('options', [dict(), dict(dims=3, resolution=8, shared=3), dict(top_k=1, shared=1)], ids=str)
-def test_the_layer_by_hand(options):
-    module = build('paper', experts=7, **options).layers[0].mlp.eval()
-    for norm in (module.router.norm1, module.router.norm2):
-        norm.running_mean.normal_(), norm.running_var.uniform_(0.001, 0.01)    # amplifies what samples differ in
-    module.router.tau.fill_(0.7)
-    grid = [4] * options.get('dims', 2)
-    z = torch.randn(8, *grid, 16).double() + 5 * torch.randn(8, *[1] * len(grid), 16)      # samples of different means
-    expected = torch.stack([by_hand(module, sample) for sample in z])
-    torch.testing.assert_close(module(z), expected, rtol=1e-10, atol=1e-10)
-    chosen = module.router(F.gelu(module.features(z))) > 0
-    assert len(chosen.unique(dim=0)) > 1, 'one choice for all'
 
 
 def test_the_fast_form_computes_the_chosen_experts_only():

@@ -40,15 +40,16 @@ def assert_equal(found, expected, tolerance=1e-10):
 
 
 SWITCHES = [
-    dict(), dict(alpha=0.5, streams=1, depth=9), dict(alpha=0.5, streams=2, sinkhorn_iters=3, depth=12),
-    dict(alpha=0.5, streams=16, depth=1), dict(alpha=0.5, depth=4), dict(alpha=0.5, depth=5, modes=1),
-    dict(ablate='a', alpha=0.5, frames=1), dict(ablate='d', alpha=0.5, norm='pre', streams=1),
-    dict(ablate='T', alpha=0.5, inner_skip=True), dict(ablate='adT'),
-    dict(t_init=6.0, streams=3, alpha=0.5, resolution=(8, 24)), dict(residual='plain', modes=1, norm='sandwich'),
-    dict(dims=3, resolution=(8, 12, 16), alpha=0.5), dict(dims=3, resolution=8, residual='plain', overlap=True),
-    dict(experts=5, alpha=0.5, normalize=True), dict(experts=5, shared=1, top_k=1, residual='plain'),
-    dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(overlap=True, alpha=0.5),
-    dict(normalize=True, channel_maps='learned', residual='plain', patch=2), dict(channel_maps='learned')]
+    dict(), dict(alpha=0.5, streams=2, sinkhorn_iters=3, depth=9), dict(alpha=0.5, streams=16, depth=1),
+    dict(alpha=0.5, depth=5, modes=1, overlap=True), dict(ablate='a', alpha=0.5, frames=1),
+    dict(ablate='d', alpha=0.5, norm='pre', streams=1), dict(ablate='T', alpha=0.5, inner_skip=True),
+    dict(ablate='adT'), dict(t_init=6.0, streams=3, alpha=0.5, resolution=(8, 24)),
+    dict(residual='plain', modes=1, norm='sandwich'), dict(dims=3, resolution=(8, 12, 16), alpha=0.5),
+    dict(dims=3, resolution=8, residual='plain', overlap=True),
+    dict(experts=5, alpha=0.5, normalize=True, channel_maps='learned'),
+    dict(experts=5, shared=1, top_k=1, residual='plain'),
+    dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5),
+    dict(normalize=True, channel_maps='learned', residual='plain', patch=2)]
 
 
 @pytest.mark.parametrize('overrides', SWITCHES, ids=str)

@@ -85,19 +85,6 @@ def test_three_steps_of_every_form_are_those_of_a_slow_loop_and_the_rest_is_adam
         torch.testing.assert_close(p, expected)
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, 'Muon'), reason='PyTorch has it from 2.9 on')
-def test_a_matrix_takes_the_steps_of_pytorchs_muon():
-    start = torch.randn(24, 16)
-    own, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    optimizers = Muon({'matrix': [own]}, [], lr=0.1, weight_decay=0.1), torch.optim.Muon([theirs], 0.1)
-    for _ in range(4):
-        own.grad = torch.randn(24, 16)
-        theirs.grad = own.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    assert (own - theirs).norm() < 0.02 * (own - start).norm()                  # which computes in bf16
-
-
 def test_a_step_takes_a_closure_and_leaves_a_parameter_without_a_gradient_as_it_is():
     layers = [torch.nn.Linear(4, 4) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
