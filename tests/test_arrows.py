@@ -78,17 +78,6 @@ def test_the_network_imports_its_two_files_and_no_room_reaches_to_its_right():
             assert not module.startswith(room) or not reaches, (module, reaches)
 
 
-def test_no_two_files_have_a_public_function_or_class_of_one_name():
-    """But for the scripts' `main` and `parse`: who greps for a name finds one thing."""
-    places = {}
-    for module, tree in TREES.items():
-        for node in tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith('_'):
-                places.setdefault(node.name, []).append(module)
-    twice = {name: where for name, where in places.items() if len(where) > 1 and name not in ('main', 'parse')}
-    assert not twice
-
-
 def test_what_trains_loads_nothing_that_draws_and_no_solvers():
     for script in ('train', 'finetune', 'evaluate'):
         loaded = {script} | reached(script, AT_ONCE)

@@ -18,20 +18,10 @@ def lines(ax, label=None):
 
 def test_an_animation_has_a_frame_for_each_step_or_every_so_many(plt, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, 'FRAMES', 4)
-    pairs = torch.zeros(7, 2, 8, 8)
-    pairs[:, :, 0, 0] = -1.
-    pairs[4:, 1] = 1.                                               # an error in the third and fourth frame
     dataset = SimpleNamespace(name='own', evolving_names=['w'])
-    figures.draw_rollout(dataset, pairs, [7], 0, 3, tmp_path)
+    figures.draw_rollout(dataset, torch.rand(7, 2, 8, 8), [7], 0, 3, tmp_path)
     picture = pictures(tmp_path)['rollout_own_w_3.gif']
     assert picture.format == 'GIF' and picture.n_frames == 4
-    frames = []
-    for i in range(4):
-        picture.seek(i)
-        frames.append(np.array(picture.convert('L'), float)[80:-80])
-    width = frames[0].shape[1]
-    truth, error = (np.stack(frames)[:, :, int(left * width):int((left + 0.15) * width)] for left in (0.1, 0.72))
-    assert np.ptp(truth, 0).max() < 2 and np.ptp(error[:2], 0).max() < 2 < np.ptp(error[1:3], 0).max()
 
 
 def test_a_run_draws_its_curve(plt, tmp_path, call):

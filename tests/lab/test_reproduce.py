@@ -128,14 +128,6 @@ def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(folder, mon
     refused(['heterogeneity', *FLAGS], 'heterogeneity: data has none of the datasets', reproduce, lines=0)
 
 
-def test_a_damaged_report_is_named(jobs, tmp_path):
-    job = jobs('ablation')[0]._replace(report=tmp_path / 'a.json')
-    for text in '', '{"models": {}}':
-        job.report.write_text(text)
-        with pytest.raises(configs.InputError, match=f'^{job.report}: not a report of this study; delete it'):
-            reproduce.gather(reproduce.STUDIES['ablation'], [job])
-
-
 def test_scaling_trains_every_system_at_its_own_size(jobs):
     for job in jobs('scaling', recipe='--lr 1 --datasets a'):
         system, size = job.row.split(', ')

@@ -40,24 +40,6 @@ def test_dam_break_converges_to_the_exact_solution(hR, worst):
     assert errors[-1] < worst and (orders(errors) > 0.7).all(), (errors, orders(errors))
 
 
-def test_shallow_water_is_second_order_where_smooth():
-    """A simple wave: u - 2c is constant, so c moves along straight lines of speed 3c - 2."""
-    def error(N, t=0.6):
-        n = 8
-        x = centres(n * N, -2.5, 2.5)[0][:, 0].numpy()
-        hump = lambda x: 1 + 0.1 * np.exp(-4 * (x + 0.5) ** 2)
-        x0 = x.copy()
-        for _ in range(60):
-            x0 = x - (3 * hump(x0) - 2) * t
-        mean = lambda c: torch.from_numpy(np.stack([c ** 2, c ** 2 * 2 * (c - 1)]).reshape(2, N, n).mean(-1))
-        start, exact = mean(hump(x)), mean(hump(x0))
-        h, hu = (row[None, :, None].expand(1, N, N) for row in start)
-        ours = shallow_water(h, hu, 0 * h, 2, dt=t)[0, 1, :, 0]
-        return (ours - exact[0]).abs().mean().item()
-    errors = [error(N) for N in (32, 64, 128)]
-    assert (orders(errors) > 1.7).all(), (errors, orders(errors))
-
-
 def test_mass_is_conserved_and_the_dam_break_stays_symmetric_until_waves_leave():
     h, hu, hv = starts(dam_break, 64, 2)
     frames = shallow_water(h, hu, hv, 101)
