@@ -16,12 +16,11 @@ def lines(ax, label=None):
     return [np.asarray(line.get_ydata(), float) for line in ax.lines if label in (None, line.get_label())]
 
 
-def test_an_animation_has_a_frame_for_each_step_or_every_so_many(plt, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, 'FRAMES', 4)
+def test_an_animation_has_a_frame_for_each_step_or_every_so_many(plt, tmp_path):
     dataset = SimpleNamespace(name='own', evolving_names=['w'])
     figures.draw_rollout(dataset, torch.rand(7, 2, 8, 8), [7], 0, 3, tmp_path)
     picture = pictures(tmp_path)['rollout_own_w_3.gif']
-    assert picture.format == 'GIF' and picture.n_frames == 4
+    assert picture.format == 'GIF' and picture.n_frames == figures.FRAMES == 2
 
 
 def test_a_run_draws_its_curve(plt, tmp_path, call):
