@@ -34,16 +34,6 @@ def test_alpha_0_is_the_ordinary_residual_network_with_any_T(norm):
     assert any('post' in name for name in model.state_dict()) == (norm == '')
 
 
-def test_dpots_block_with_sandwich_has_a_norm_before_its_one_sum():
-    plain = fresh('paper', residual='plain', norm='sandwich')
-    u = field(plain)
-    x = plain.aggregate(plain.embed(u))
-    for layer in plain.layers:
-        y = layer.mlp(layer.norm2(layer.mixer(layer.norm1(x))))
-        x = x + F.group_norm(y.movedim(-1, 1), 8).movedim(1, -1)
-    torch.testing.assert_close(plain(u), plain.readout(x), rtol=1e-12, atol=1e-12)
-
-
 def test_an_aot_block_by_hand():
     """Eq. (9) written out for two streams of one token and one channel, F(x) = 10 x."""
     block = aotpot.AOTBlock(configs.model('tiny', streams=2, width=8))

@@ -1,4 +1,5 @@
 """The training loop: real processes, real kills, real files."""
+import functools
 import json
 import math
 import os
@@ -16,7 +17,6 @@ import data
 import evaluate
 import helpers
 import train
-from conftest import ROOT
 from helpers import TINY, at_step, command, log, read, run, same, travelling, write, write_two
 from nets.build import build
 from runtime import checkpoint, distributed
@@ -73,32 +73,24 @@ def in_two_processes(flags, folder, monkeypatch):
     return codes, [(folder / f'{rank}.txt').read_text() for rank in range(2)]
 
 
-# the C++ compiler would take minutes; what is captured, differentiated and averaged is the same without it
-UNCOMPILED = """
-import functools, sys
-sys.path.insert(0, sys.argv.pop(1))
-import torch
-torch.compile = functools.partial(torch.compile, backend='aot_eager')
-import train
-from runtime import terminal
-terminal.cli(train.main)
-"""
-
-
-@pytest.mark.parametrize('flags', [['--accumulate', 2, '--optimizer', 'muon'],
-                                   pytest.param(['--compile', 'on'], marks=pytest.mark.slow)])
-def test_two_processes_have_the_loss_curve_and_the_table_of_one(flags, folder, tmp_path, monkeypatch, call):
+@pytest.mark.parametrize('kind', ['forks', *(pytest.param(kind, marks=pytest.mark.slow)
+                                             for kind in ('torchrun', 'compiled'))])
+def test_two_processes_have_the_loss_curve_and_the_table_of_one(
+        kind, folder, tmp_path, monkeypatch, call):
     one, two = tmp_path / 'one', tmp_path / 'two'
+    flags = ['--compile', 'on'] if kind == 'compiled' else ['--accumulate', 2, '--optimizer', 'muon']
     code, _, printed = call(command(folder, one, *flags[2:], steps=8)[1:])
     assert code == 0
-    flags = command(folder, two, *flags, steps=8)
-    if '--compile' in flags:
-        (tmp_path / 'worker.py').write_text(UNCOMPILED)
+    flags = [*map(str, command(folder, two, *flags, steps=8))]
+    if kind == 'torchrun':
         start = '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2'
-        done = run(*start, *map(str, (tmp_path / 'worker.py', ROOT, *flags[1:])))
+        done = run(*start, *flags)
         assert done.returncode == 0 and 'warning' not in done.stderr.lower(), done.stderr
         of_two = done.stdout
     else:
+        if kind == 'compiled':          # the C++ compiler would take minutes; the graphs are the same
+            eager = functools.partial(torch.compile, backend='aot_eager')
+            monkeypatch.setattr(torch, 'compile', eager)
         codes, (of_two, other) = in_two_processes(flags, tmp_path, monkeypatch)
         assert codes == [0, 0] and not other, other
     for kind, count, rtol in (('loss', 8, 1e-5), ('test', 2, 1e-4)):

@@ -8,7 +8,7 @@ import torch
 
 import evaluate
 from helpers import pictures, save, small_model, write_test_sets
-from lab import equations, figures, interpret
+from lab import figures, interpret
 
 
 def lines(ax, label=None):
@@ -41,12 +41,6 @@ def test_a_run_draws_its_curve(plt, tmp_path, call):
     code, error, printed = call([tmp_path], figures)
     assert (code, printed) == (0, '') and f'{tmp_path}/curve.png: this picture is there and stays as it is' in error
     assert (tmp_path / 'curve.png').read_text() == 'of the user'
-
-
-def test_the_animation_of_the_equations_says_its_step_and_how_much_the_network_saw(plt):
-    fields = {'one': torch.rand(15, 2, 8, 8), 'other': torch.rand(15, 2, 8, 8)}
-    title = equations.plot_equations(fields, 5, 7).get_suptitle()
-    assert title.startswith('step 7 of 15') and 'saw 5 true frames' in title
 
 
 def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
