@@ -108,8 +108,8 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(
 def test_a_run_of_two_processes_survives_a_signal_and_a_kill_of_one_with_the_weights_of_an_undisturbed_one(
         folder, tmp_path, monkeypatch):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-    assert in_two_processes(command(folder, whole, steps=12), tmp_path, monkeypatch)[0] == [0, 0]
-    resume = command(folder, broken, '--resume', steps=12)
+    assert in_two_processes(command(folder, whole, steps=8), tmp_path, monkeypatch)[0] == [0, 0]
+    resume = command(folder, broken, '--resume', steps=8)
     for step, number, ends in ((3, signal.SIGTERM, [143, 143]), (7, signal.SIGKILL, [1, -9])):
         with monkeypatch.context() as patch:
             at_step(step, lambda: os.environ['RANK'] == '1' and signal.raise_signal(number), patch)

@@ -1,7 +1,6 @@
 """Every figure shows the numbers that it is given."""
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -14,13 +13,6 @@ from lab import figures, interpret
 def lines(ax, label=None):
     """The values (points,) of the lines of an axis, or of those with a label."""
     return [np.asarray(line.get_ydata(), float) for line in ax.lines if label in (None, line.get_label())]
-
-
-def test_an_animation_has_a_frame_for_each_step_or_every_so_many(plt, tmp_path):
-    dataset = SimpleNamespace(name='own', evolving_names=['w'])
-    figures.draw_rollout(dataset, torch.rand(7, 2, 8, 8), [7], 0, 3, tmp_path)
-    picture = pictures(tmp_path)['rollout_own_w_3.gif']
-    assert picture.format == 'GIF' and picture.n_frames == figures.FRAMES == 2
 
 
 def test_a_run_draws_its_curve(plt, tmp_path, call):
@@ -66,7 +58,7 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
 def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory(plt, tmp_path, call):
     path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
     for script, *flags in (
-            (interpret, '--samples', '6'), (evaluate, '--rollout', '2', '--datasets', 'own', '--trajectory', '1'),
+            (interpret, '--samples', '6'), (evaluate, '--rollout', '3', '--datasets', 'own', '--trajectory', '1'),
             (evaluate, '--datasets', 'coarse', '--trajectory', '2', '--channel', '0')):
         code, error, _ = call([*flags, '--checkpoint', path, '--device', 'cpu', '--figures', tmp_path / 'new'], script)
         assert code == 0, error
@@ -75,3 +67,4 @@ def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory
              for name in (f'coarse_0_2.{end}', f'own_u_1.{end}')]
     assert sorted(drawn) == sorted([*names, 'kernels_small.png'])
     assert all(picture.size[0] > 300 for picture in drawn.values())
+    assert drawn['rollout_own_u_1.gif'].n_frames == figures.FRAMES == 2, 'of three steps'

@@ -25,7 +25,7 @@ def stoker(x, t, hL, hR, g=1.0):
             np.select(conditions, [0 * s, fan_u, u + 0 * s], 0.0))
 
 
-@pytest.mark.parametrize('hR, worst', [(1.0, 6e-3), (0.05, 2.5e-2)])        # 0.05: the rarefaction is transonic
+@pytest.mark.parametrize('hR, worst', [(1.0, 1e-2), (0.05, 1.7e-2)])        # 0.05: the rarefaction is transonic
 def test_dam_break_converges_to_the_exact_solution(hR, worst):
     def error(N):
         x = centres(N, -2.5, 2.5)[0][:, 0]
@@ -36,7 +36,7 @@ def test_dam_break_converges_to_the_exact_solution(hR, worst):
         across = shallow_water(h.mT, 0 * h, 0 * h, 2, dt=0.8)[0, 1]
         assert (across - ours.mT).abs().max() < 1e-13
         return abs(ours[:, 0].numpy() - stoker(x.numpy(), 0.8, 2.0, hR)[0]).mean()
-    errors = [error(N) for N in (32, 64, 128)]
+    errors = [error(N) for N in (32, 64)]
     assert errors[-1] < worst and (orders(errors) > 0.7).all(), (errors, orders(errors))
 
 
