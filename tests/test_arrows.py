@@ -61,7 +61,7 @@ def test_three_files_in_an_empty_folder_are_the_method(tmp_path, monkeypatch):
     assert v.shape == (1, 32, 32, config.channels), v.shape
     v.square().mean().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    assert KNOWN.keys() & sys.modules == {*METHOD}, 'what else is loaded would come from the checkout'
+    assert KNOWN.keys() & sys.modules == {*METHOD}, 'others would come from the checkout'
 
 
 def test_no_file_imports_itself_in_a_circle_not_even_inside_a_function():

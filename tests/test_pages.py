@@ -91,12 +91,13 @@ def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text(blocks_of('Plug in')[0])
     write_two(tmp_path / 'data')
-    for known, name in ((baselines.BASELINES, 'Small'), (train.LOSSES, 'absolute'), (OPTIMIZERS, 'nadam')):
+    networks = baselines.BASELINES
+    for known, name in (networks, 'Small'), (train.LOSSES, 'absolute'), (OPTIMIZERS, 'nadam'):
         monkeypatch.setitem(known, name, None)                          # until the end of the test
     flags = '--network Small --loss absolute --optimizer nadam --lr 1e-3 --out out/small --data data --steps 4'
     monkeypatch.setattr('sys.argv', ['mine.py', *flags.split()])
     runpy.run_path('mine.py', run_name='__main__')
-    del baselines.BASELINES['Small']
+    del networks['Small']
     with pytest.raises(InputError, match='network Small'):
         evaluate.load('out/small')
     Small = runpy.run_path('mine.py', run_name='mine')['Small']

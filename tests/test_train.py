@@ -88,7 +88,7 @@ def test_two_processes_have_the_loss_curve_and_the_table_of_one(
         assert done.returncode == 0 and 'warning' not in done.stderr.lower(), done.stderr
         of_two = done.stdout
     else:
-        if kind == 'compiled':          # the C++ compiler would take minutes; the graphs are the same
+        if kind == 'compiled':          # without the C++ compiler, which takes minutes
             eager = functools.partial(torch.compile, backend='aot_eager')
             monkeypatch.setattr(torch, 'compile', eager)
         codes, (of_two, other) = in_two_processes(flags, tmp_path, monkeypatch)

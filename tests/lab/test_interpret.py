@@ -85,14 +85,15 @@ def test_the_command_gives_what_the_functions_give_and_an_unseen_dataset_joins_t
         model, checkpoint, folder, call):
     def command(name, *flags):
         path = folder / f'{name}.json'
-        flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', path, *flags]
+        flags = '--checkpoint', checkpoint, '--samples', 6, '--device', 'cpu', '--json', path, *flags
         code, error, printed = call(flags, interpret)
         assert code == 0, error
         return json.loads(path.read_text())['models']['small'], printed
     alone, printed = command('alone')
     T = {name: interpret.observe(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')}
     gain = interpret.gains(torch.cat([*T.values()]))['backward_composite']
-    np.testing.assert_allclose(alone['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
+    means = alone['gains']['backward_composite']['mean']
+    np.testing.assert_allclose(means, gain.mean(0), rtol=1e-9)
     _, probe = interpret.classify(T, [trajectories(folder, name) for name in T])
     assert alone['probe']['confusion'] == probe['confusion'] and 'datasets' not in alone
     np.testing.assert_allclose(alone['probe']['mean']['own'], T['own'].mean(0), rtol=1e-9)

@@ -28,7 +28,7 @@ def compare(shape, iters, std, zeros=0., layout=lambda z: z):
     assert error <= 1e-6, (error, shape, iters, std)
     error = (gradient - want_gradient).norm()
     # a gradient that cancels has the rounding errors of its terms, here a tenth of the upstream's
-    assert error <= 1e-6 * max(want_gradient.norm(), 0.1 * upstream.norm()), (error, shape, iters, std)
+    assert error <= 1e-6 * max(want_gradient.norm(), 0.1 * upstream.norm()), (error, shape, iters)
 
 
 KERNEL = """

@@ -14,8 +14,7 @@ from nets.fast import Fast
 from runtime import checkpoint
 
 
-def test_a_checkpoint_gives_its_network_back_and_one_of_another_version_too_unless_that_is_none_of_ours(
-        tmp_path):
+def test_a_checkpoint_gives_its_network_back_unless_that_is_none_of_ours(tmp_path):
     model, path = build(dtype=torch.float32, normalize=True), tmp_path / 'last.pt'
     config, state = dataclasses.asdict(model.config), model.state_dict()
     del config['alpha'], config['sinkhorn_iters']

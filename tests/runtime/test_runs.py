@@ -51,7 +51,7 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(
         with monkeypatch.context() as patch:
             at_step(step, lambda: signal.raise_signal(number), patch)
             return in_a_fork(resume, tmp_path / 'printed', patch)[0]
-    assert interrupt(1, signal.SIGKILL) == -signal.SIGKILL                      # before the first step
+    assert interrupt(1, signal.SIGKILL) == -signal.SIGKILL          # before the first step
     assert interrupt(9, signal.SIGKILL) == -signal.SIGKILL
     assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 6 and len(log(broken)) == 8
     with open(broken / 'log.jsonl', 'a') as file:
@@ -84,9 +84,10 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     assert files == contents(broken)
 
 
-def test_a_signal_before_the_first_step_such_as_to_the_compiler_too_is_one_line(folder, tmp_path, monkeypatch):
+def test_a_signal_before_the_first_step_is_one_line_too(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(train, 'compile_model', lambda *args: signal.raise_signal(signal.SIGTERM))
-    code, printed = in_a_fork(command(folder, tmp_path / 'out')[1:], tmp_path / 'printed', monkeypatch)
+    flags = command(folder, tmp_path / 'out')[1:]
+    code, printed = in_a_fork(flags, tmp_path / 'printed', monkeypatch)
     assert code == 128 + signal.SIGTERM and printed.splitlines()[-1] == 'stopped by SIGTERM'
 
 

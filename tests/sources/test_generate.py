@@ -78,11 +78,11 @@ def test_the_datasets_of_the_command_are_made_once_and_those_of_other_sizes_are_
 def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_interrupted_one(
         tmp_path, monkeypatch):
     folder, printed = tmp_path / 'nano', [tmp_path / f'{i}.txt' for i in range(3)]
-    monkeypatch.setattr(generate, 'NANO', {**generate.NANO, 'resolution': 16, 'train': 2, 'test': 1, 'frames': 11})
+    monkeypatch.setattr(generate, 'NANO', dict(resolution=16, train=2, test=1, frames=11))
     for name in configs.BUILTIN['nano']:
         small = FAMILIES[name]._replace(nano=dict(grid=32 if 'fno' in name else 16))
         monkeypatch.setitem(FAMILIES, name, small)
-    monkeypatch.setattr('sys.argv', ['generate', 'builtin', '--preset', 'nano', '--data', str(folder)])
+    monkeypatch.setattr('sys.argv', f'generate builtin --preset nano --data {folder}'.split())
 
     def stopped(path, *args, **options):
         if path.match('dr_pdb/train.h5'):
@@ -94,11 +94,13 @@ def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_
     left = sorted(path.name for path in (folder / 'dr_pdb').iterdir())
     assert left == ['lock', 'test.h5', 'valid.h5'], 'train.h5 comes last: it means that all is complete'
     done = (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
+    deadline = time.time() + 60
     with locked_by_another(folder / 'dr_pdb'):
         both = [fork(generate.main, path) for path in printed[1:]]
         for path in printed[1:]:
             while 'dr_pdb: another process is generating this; waiting\n' not in path.read_text():
                 time.sleep(0.1)
+                assert time.time() < deadline, path.read_text()
     assert [exit_code(process) for process in both] == [0, 0], printed[1].read_text()
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
     for name in configs.BUILTIN['nano']:

@@ -25,7 +25,7 @@ def stoker(x, t, hL, hR, g=1.0):
             np.select(conditions, [0 * s, fan_u, u + 0 * s], 0.0))
 
 
-@pytest.mark.parametrize('hR, worst', [(1.0, 1e-2), (0.05, 1.7e-2)])        # 0.05: the rarefaction is transonic
+@pytest.mark.parametrize('hR, worst', [(1.0, 1e-2), (0.05, 1.7e-2)])  # 0.05: a transonic fan
 def test_dam_break_converges_to_the_exact_solution(hR, worst):
     def error(N):
         x = centres(N, -2.5, 2.5)[0][:, 0]
