@@ -68,7 +68,7 @@ def in_two_processes(flags, folder, monkeypatch):
     """Train in two processes: their exit codes, and what each has printed."""
     monkeypatch.setattr(sys, 'argv', [*map(str, flags)])
     port = helpers.free_port()
-    processes = [helpers.fork(train.main, folder / f'{rank}.txt', rank, port, 2) for rank in range(2)]
+    processes = [helpers.fork(train.main, folder / f'{rank}.txt', rank, port, 2) for rank in (0, 1)]
     codes = [helpers.exit_code(process) for process in processes]
     return codes, [(folder / f'{rank}.txt').read_text() for rank in range(2)]
 
@@ -78,7 +78,7 @@ def in_two_processes(flags, folder, monkeypatch):
 def test_two_processes_have_the_loss_curve_and_the_table_of_one(
         kind, folder, tmp_path, monkeypatch, call):
     one, two = tmp_path / 'one', tmp_path / 'two'
-    flags = ['--compile', 'on'] if kind == 'compiled' else ['--accumulate', 2, '--optimizer', 'muon']
+    flags = ['--compile', 'on'] if kind == 'compiled' else '--accumulate 2 --optimizer muon'.split()
     code, _, printed = call(command(folder, one, *flags[2:], steps=8)[1:])
     assert code == 0
     flags = [*map(str, command(folder, two, *flags, steps=8))]

@@ -58,7 +58,8 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
 def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory(plt, tmp_path, call):
     path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
     for script, *flags in (
-            (interpret, '--samples', 6), (evaluate, '--rollout', 3, '--datasets', 'own', '--trajectory', 1),
+            (interpret, '--samples', 6),
+            (evaluate, '--rollout', 3, '--datasets', 'own', '--trajectory', 1),
             (evaluate, '--datasets', 'coarse', '--trajectory', '2', '--channel', '0')):
         code, error, _ = call([*flags, '--checkpoint', path, '--device', 'cpu', '--figures', tmp_path / 'new'], script)
         assert code == 0, error

@@ -85,7 +85,7 @@ def test_the_command_gives_what_the_functions_give_and_an_unseen_dataset_joins_t
         model, checkpoint, folder, call):
     def command(name, *flags):
         path = folder / f'{name}.json'
-        flags = '--checkpoint', checkpoint, '--samples', 6, '--device', 'cpu', '--json', path, *flags
+        flags = '--json', path, '--checkpoint', checkpoint, '--device', 'cpu', '--samples', 6, *flags
         code, error, printed = call(flags, interpret)
         assert code == 0, error
         return json.loads(path.read_text())['models']['small'], printed
@@ -104,7 +104,8 @@ def test_the_command_gives_what_the_functions_give_and_an_unseen_dataset_joins_t
     for kind, values in alone['gains'].items():
         np.testing.assert_allclose(unseen['gains'][kind]['max'], values['max'], rtol=1e-6)
     assert len(unseen['probe']['confusion']) == 3
-    assert printed.splitlines()[-1].split()[:3] == ['(3)', 'new', f'{unseen["probe"]["right"]["new"]:.3f}']
+    right = f'{unseen["probe"]["right"]["new"]:.3f}'
+    assert printed.splitlines()[-1].split()[:3] == ['(3)', 'new', right]
 
 
 def test_in_another_folder_it_takes_the_datasets_of_the_training(model, folder, call):

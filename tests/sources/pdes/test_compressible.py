@@ -1,4 +1,4 @@
-"""Tests of pdes/compressible.py: exact solutions, orders, conserved quantities, positivity, names."""
+"""pdes/compressible.py: exact solutions, orders, conserved quantities, positivity, names."""
 import numpy as np
 import pytest
 import torch

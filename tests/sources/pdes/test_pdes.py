@@ -35,6 +35,6 @@ DRAWN = {
 
 @pytest.mark.parametrize('name, field', DRAWN)
 def test_the_draws_stay_those_whose_statistics_were_compared_with_the_benchmarks(name, field):
-    """Root mean squares of three draws. docs/solvers.md compares them; others need a new version."""
+    """Root mean squares of three draws. docs/solvers.md compares; others need a new version."""
     draws = [FAMILIES[name].draw(np.random.default_rng(seed), 32)[field] for seed in range(3)]
     assert np.sqrt(np.mean(np.square(draws))) == pytest.approx(DRAWN[name, field], rel=1e-5)
