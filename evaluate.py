@@ -499,10 +499,11 @@ def draw(model, dataset, steps, args, processes):
     channel = names.index(args.channel or names[0])
     T = model.config.frames
     predictor = Predictor(model.eval(), dataset, processes.device, args.dtype)
-    frames = dataset.windows([(args.trajectory, 0)], T + steps[-1]).to(processes.device)
-    prediction = torch.cat([*predictor.along(frames[:, :T], steps[-1])])
-    truth = frames[0, T:, ..., dataset.evolving]                                # (F, *space', C'')
-    pictures = torch.stack([truth, prediction], 1)[..., channel].cpu()          # (F, 2, *space')
+    frames = dataset.windows([(args.trajectory, 0)], T + steps[-1])
+    forecast = predictor.along(frames[:, :T].to(processes.device), steps[-1])
+    prediction = torch.cat([u[..., channel].cpu() for u in forecast])              # (F, *space')
+    truth = frames[0, T:, ..., dataset.evolving][..., channel]
+    pictures = torch.stack([truth, prediction], 1)                                 # (F, 2, *space')
     if pictures.ndim == 5:
         pictures = pictures[..., pictures.shape[-1] // 2]
     figures.draw_rollout(dataset, pictures, steps, channel, args.trajectory, args.figures)
@@ -522,7 +523,7 @@ def forecast_from_files(trained, args, processes):
                          f'that evolves, {" ".join(evolving)}')
     if processes.rank:
         return
-    forecast.require_new(args.write)
+    forecast.require_writable(args.write)
     u, dt = forecast.frames_of(args.sources, header, trained.model.config.frames)
     here = ' '.join(map(str, args.sources))
     what, words = data.difference({**header, 'dt': dt or 1.0}, header, here,
@@ -573,14 +574,14 @@ def open_checkpoint(args):
     Rank 0 alone writes --json and --figures, so on all others these flags become ''.
     """
     configs.bounded('--batch_size', args.batch_size, least=1)
-    if args.json and Path(args.json).exists():
-        raise InputError(f'--json {args.json}: this file is there; choose another name')
     if args.figures:
         from lab import figures
         figures.pyplot()         # or one line says before any work that matplotlib is not installed
     processes = distributed.setup(args.device, settings=vars(args))
     if processes.rank > 0:
         args.figures = args.json = ''
+    if args.json:
+        files.require_new(args.json)
     saved = checkpoint.load_file(args.checkpoint or checkpoint.newest())
     model = checkpoint.load_model(saved, device=processes.device)
     if args.resolution:

@@ -5,7 +5,6 @@ A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs
 needs.
 """
 import argparse
-import pickle
 import re
 import warnings
 import zipfile
@@ -22,16 +21,11 @@ TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 torch.serialization.add_safe_globals([argparse.Namespace])         # which holds the arguments of DPOT's runs
 
 
-# what is raised for bytes that are no checkpoint, and for tensors and plain types that are none of ours
-OF_CHECKPOINTS = (*files.OF_FILES, AttributeError, EOFError, IndexError, RuntimeError, TypeError,
-                  pickle.UnpicklingError, zipfile.BadZipFile)
-
-
-def require_finite(weights, path, advice=''):
+def require_finite(weights, where='', advice=''):
     """Raise InputError for the first tensor of {name: tensor} with values that are not finite."""
     for name, value in weights.items():
         if not value.isfinite().all():
-            raise InputError(f'{path}: the weights {name} are not finite{advice}')
+            raise InputError(f'{where}the weights {name} are not finite{advice}')
 
 
 def load_file(path):
@@ -55,10 +49,10 @@ def load_file(path):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
         ModelConfig(**saved['config']['model'])
-    except OF_CHECKPOINTS as error:
+        require_finite(saved['model'])
+    except Exception as error:      # torch.load has no common class for what can be wrong with a file
         cause = ' '.join(str(error).split())[:200]
         raise InputError(f'{path}: damaged, or no checkpoint of train.py, DPOT or MoE-POT ({cause})') from None
-    require_finite(saved['model'], path)
     return saved
 
 
@@ -80,8 +74,8 @@ def save_file(saved, path):
 
     Raises InputError for weights that are not finite.
     """
-    require_finite(saved['model'], path, f' at step {saved["step"]}, so they are not saved; begin another run with '
-                                         f'smaller values of --lr, --alpha and --t_init')
+    require_finite(saved['model'], f'{path}: ', f' at step {saved["step"]}, so they are not saved; begin another run '
+                                                f'with smaller values of --lr, --alpha and --t_init')
     with files.replacing(path) as part, open(part, 'wb') as file:
         try:
             torch.save(saved, file)

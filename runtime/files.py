@@ -58,6 +58,16 @@ def write_text(path, text):
         part.write_text(text, encoding='utf-8')
 
 
+def require_new(path):
+    """Raise InputError for a file that is there or cannot be written, before the work for it."""
+    if Path(path).exists():
+        raise InputError(f'{path}: this file is there; choose another name')
+    with naming(path, 'cannot be written', OSError):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        open(path, 'x').close()
+        os.unlink(path)
+
+
 def is_held(folder):
     """Whether the lock in `folder` is the one that this process has taken, or it has taken none."""
     held = HELD.get(os.path.abspath(folder))

@@ -86,6 +86,8 @@ def cli(main):
     def stop(number, _):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)                 # or the line below would send it again
         raise KeyboardInterrupt(number)               # as Ctrl-C, so that what is half-written goes
+    if hasattr(sys.stdout, 'reconfigure'):
+        sys.stdout.reconfigure(errors='backslashreplace')             # for names that its encoding lacks
     try:
         with handling(SIGNALS, stop):
             code = main() or 0
@@ -100,9 +102,10 @@ def cli(main):
     except (InputError, FloatingPointError) as error:
         fail(str(error))
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or 'out of memory' in str(error)):
+        if not (isinstance(error, MemoryError) or re.search('out of memory|allocate memory', str(error))):
             raise
-        fail(f'too little memory ({str(error).splitlines()[0]}); a smaller --size or --batch_size needs less, and in '
+        cause = str(error).partition('\n')[0]
+        fail(f'too little memory ({cause}); a smaller --size or --batch_size needs less, and in '
              f'train.py a larger --accumulate')
     except OSError as error:
         fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))

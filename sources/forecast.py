@@ -41,13 +41,14 @@ def frames_of(sources, header, last):
     return u, runs.attributes['dt']
 
 
-def require_new(path):
+def require_writable(path):
     """Raise InputError for a path to which `write_forecast` cannot write."""
     path = Path(path)
-    if path.suffix not in WRITTEN or path.exists():
-        raise InputError(f'{path}: expected a new file, whose name ends in {" ".join(WRITTEN)}')
+    if path.suffix not in WRITTEN:
+        raise InputError(f'{path}: expected a name that ends in {" ".join(WRITTEN)}')
     if path.suffix == '.nc':
         library(path, 'netCDF4', 'netCDF4')
+    files.require_new(path)
 
 
 def write_forecast(path, u, header):
@@ -55,7 +56,7 @@ def write_forecast(path, u, header):
 
     Each channel is an array, but all are one where these files had an axis C, and in .npy.
     """
-    require_new(path)
+    require_writable(path)
     path = Path(path)
     main = parse_layout(header['layout'].split())[0]
     evolving = [c for c, name in enumerate(header['channels']) if name not in header['static']]

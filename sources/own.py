@@ -334,6 +334,8 @@ def find_runs(paths, own):
                         raise InputError(f'--variables {name}: not in {part[0]}, which has '
                                          f'{contents(part[0])[1]}')
                 arrays = {name: found[name] for name in names}
+                fields = {*map(id, arrays.values())}                        # may be called z, too
+                found = {name: array for name, array in found.items() if id(array) not in fields}
                 sizes = dict(grid)
                 axes = fit_axes(part[0], arrays, main, axes, sizes)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}

@@ -165,7 +165,7 @@ def convert(folder, source, nan_to_num=False, masked=False):
             for where, place, block in read_blocks(source, source.items[split], nan_to_num):
                 with np.errstate(over='ignore'):
                     rounded = block.astype(np.float32, copy=False)
-                if (np.isfinite(rounded) == gaps).any():
+                if (np.isnan(rounded) != gaps).any() or np.isinf(rounded).any():
                     also = ', or nan at the same points of all frames' * masked
                     refuse(where, 'finite values' + also, 'nan or infinity', '--nan_to_num writes 0')
                 rows.append(statistics(rounded, shift))

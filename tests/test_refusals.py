@@ -48,11 +48,11 @@ COMMANDS = {
         (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such thing; leave it out'),
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
-        *((script, f'SMALL --json {path}', f'--json {path}: this file is there; choose another name')
+        *((script, f'SMALL --json {path}', f'{path}: this file is there; choose another name')
           for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
         (reproduce, "main --data data --recipe '\"'", '--recipe ": not words of a shell (No closing quotation)'),
-        *((evaluate, f'SMALL --datasets own --json {path}.json', words) for path, words in (
+        *((evaluate, f'SMALL --checkpoint none --json {path}.json', words) for path, words in (
             ('file/a', 'file/a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
         (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported (No module named'),
         (generate, '--data target swe', 'did you mean swe_pdb?'),
@@ -231,7 +231,9 @@ CALLS = {
     ],
     'checkpoints': [
         (loaded, lambda saved: saved.update(code=print), 'error: a.pt: damaged, or no checkpoint'),
-        (loaded, lambda saved: saved['model']['gate'].fill_(np.nan), 'error: a.pt: the weights gate are not finite'),
+        (loaded, lambda saved: saved.pop('model'), "error: a.pt: damaged, or no checkpoint ...('model')"),
+        (loaded, lambda saved: saved['model'].update(gate=1), 'error: a.pt: damaged, or no checkpoint'),
+        (loaded, lambda saved: saved['model']['gate'].fill_(np.nan), 'error: a.pt: ...the weights gate are not finite'),
         (loaded, lambda saved: saved['config']['model'].update(width=64), 'error: a.pt: not '
          'the weights of this network ...size mismatch for embed.position'),
         (loaded, lambda saved: saved['config']['model'].update(network='os:system'), 'os:system'),

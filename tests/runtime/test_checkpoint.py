@@ -43,6 +43,12 @@ def test_a_file_whose_bytes_have_changed_is_refused(pretrained, tmp_path):
         checkpoint.load_file(path)
     path.write_bytes(good)
     assert checkpoint.load_file(path)['step'] == 8
+    torch.save({'a': 1.5, 'b': 10 ** 6}, path, _use_new_zipfile_serialization=False)            # as old files are
+    old = path.read_bytes()
+    for size in range(len(old)):
+        path.write_bytes(old[:size])
+        with pytest.raises(configs.InputError, match='last.pt: damaged, or no checkpoint'):
+            checkpoint.load_file(path)
 
 
 def test_a_folder_stands_for_its_last_checkpoint_whose_name_is_that_of_the_run_or_its_own(pretrained):

@@ -29,7 +29,8 @@ def test_a_table_has_headings_of_several_lines_and_dashes():
     ("open('no such')", 'no such: No such file or directory'),
     ("import errno; raise OSError(errno.ENOSPC, 'it is full')", '[Errno 28] it is full'),
     ("raise torch.OutOfMemoryError('CUDA out of memory.\\nsee')", 'too little memory (CUDA out of memory.); a smaller'),
-    ("numpy.empty(2 ** 50)", 'too little memory (Unable to allocate'),
+    ("torch.empty(2 ** 50)", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 45"),
+    ("numpy.empty(2 ** 50)", 'too little memory (Unable to allocate'), ("raise MemoryError", 'too little memory ()'),
     ("{}['our mistake']", ''), ("int('ours')", '')])
 def test_errors_of_input_and_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(code, line, capsys):
     with pytest.raises(SystemExit if line else (KeyError, ValueError)) as stop:
@@ -60,6 +61,13 @@ def test_a_command_goes_on_without_its_streams_and_ends_in_silence_with_the_read
                           env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert done.returncode == code and (tmp_path / 'done').exists() == (code == 0), done.stderr
     assert ('>&- 2' in streams) == (not done.stdout) and done.stdout.count('\n') in (0, 1, 3000) and not done.stderr
+
+
+def test_a_name_that_the_terminal_cannot_show_does_not_end_a_command():
+    code = r"from runtime import terminal; terminal.cli(lambda: print('\u03c1 \udcff'))"
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, 'PYTHONIOENCODING': 'latin-1'})
+    assert done.stdout == r'\u03c1 \udcff' + '\n', done.stderr
 
 
 def test_a_variable_of_the_environment_shows_tracebacks(monkeypatch, capsys):

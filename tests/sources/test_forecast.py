@@ -56,8 +56,10 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
         again, dt = forecast.frames_of([tmp_path / f'forecast{kind}'], header, 3)
         np.testing.assert_array_equal(again, frames)
         assert dt == 0.5
-    with pytest.raises(InputError, match='expected a new file, whose name ends in .npy .h5 .nc'):
+    with pytest.raises(InputError, match='this file is there; choose another name'):
         forecast.write_forecast(tmp_path / f'forecast{kind}', frames, header)
+    with pytest.raises(InputError, match='expected a name that ends in .npy .h5 .nc'):
+        forecast.write_forecast(tmp_path / 'forecast.txt', frames, header)
     with pytest.raises(InputError, match='7 frames are too few for a network that takes 8'):
         forecast.frames_of([path], header, 8)
 

@@ -211,7 +211,8 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
     assert '6.2% of the points are gaps in all frames' in printed
     found, *_ = prepared(call, tmp_path, *flags, '--nan_to_num', name='zeros')
     np.testing.assert_array_equal(np.concatenate([found['train'], found['test']]), np.nan_to_num(values).astype('f4'))
-    for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0):
+    for place, value in ((4, 5, 3, 3, 1), np.nan), ((0, 0, 1, 1, 1), np.inf), ((2, 2, 1, 2, 0), 1.0), (
+            (2, 2, 1, 2, 0), np.inf):
         other = values.copy()
         other[place] = value
         np.save(tmp_path / 'other.npy', other)
@@ -285,6 +286,14 @@ def test_a_file_of_xarray_is_read(tmp_path):
     values, source = read(tmp_path / 'own.nc', 'NTX')
     np.testing.assert_array_equal(values[:, :, 0, :, 0], VALUES[..., 0, 0])
     assert source.attributes['dt'] == 3
+
+
+def test_a_field_with_the_name_of_a_coordinate_is_a_field(tmp_path):
+    np.savez(tmp_path / 'own.npz', z=VALUES[0, :, 0, :, 0])
+    np.save(tmp_path / 'z.npy', VALUES[0, :, 0, :, 0])
+    for file, names in ('own.npz', ['z']), ('z.npy', []):
+        values, _ = read(tmp_path / file, 'TX', names, frames=2)
+        np.testing.assert_array_equal(values.reshape(6, 8), VALUES[0, :, 0, :, 0])
 
 
 def test_matlabs_axes_are_reversed_by_what_the_file_says_and_not_by_its_suffix(tmp_path):
