@@ -4,7 +4,6 @@ import signal
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ['OMP_NUM_THREADS'] = os.environ.get('OMP_NUM_THREADS', '1')      # before torch is imported
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -15,7 +14,7 @@ import torch
 
 import configs
 import train
-from helpers import command, main, run, save, small_model, write_test_sets, write_two
+from helpers import command, main, save, small_model, write_test_sets, write_two
 from runtime import terminal
 
 ROOT = Path(configs.__file__).parent
@@ -88,13 +87,6 @@ def pretrained(tmp_path_factory):
         patch.setattr('sys.argv', list(map(str, command(write_two(folder / 'data'), folder / 'pre', steps=8))))
         terminal.cli(train.main)
     return folder / 'pre'
-
-
-@pytest.fixture
-def torchrun():
-    """torchrun.run(script, ...) is `helpers.run` in two processes of a real torchrun."""
-    start = '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2'
-    return SimpleNamespace(run=lambda *words, **options: run(*start, *map(str, words), **options))
 
 
 @pytest.fixture

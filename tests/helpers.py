@@ -1,9 +1,11 @@
 """What several test files share: small networks, datasets and checkpoints, ways to run a script, a slow rollout."""
 import dataclasses
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,7 +19,7 @@ import nets.build
 import train
 from nets.experts import Experts
 from nets.fast import Fast
-from runtime import distributed, terminal
+from runtime import distributed, files, terminal
 from runtime.runs import read_log
 
 SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
@@ -118,32 +120,8 @@ def run(*arguments, **options):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
 
 
-SIGNALLED = """if True:
-    import signal, threading, time
-    from importlib import import_module
-    script, terminal = import_module('{module}'), import_module('runtime.terminal')
-    {before}
-    def act(*args, action=script.{function}, **options):
-        if {when}:
-            signal.raise_signal({number:d})
-        return action(*args, **options)
-    script.{function} = act
-    terminal.cli(script.main)"""
-
-
-def signalled(number, module, function, when, flags, before=''):
-    """Run a script that sends itself a signal when it calls a function with such arguments: (code, its last error).
-
-    when: a condition on `args`, before: statements, both as text. Only SIGKILL may come from another thread than the
-    main one, which would miss it on its way to sleep.
-    """
-    code = SIGNALLED.format(number=number, module=module, function=function, when=when, before=before)
-    done = run('-c', code, *map(str, flags), cwd=os.path.dirname(train.__file__))
-    return done.returncode, done.stderr.splitlines()[-1:]
-
-
-def fork(main, path, rank, port, world_size=2, address='127.0.0.1'):
-    """Run `main` in a fork of this process, as one of several that join as those of torchrun do; its number.
+def fork(main, path, rank=0, port=0, world_size=1, address='127.0.0.1'):
+    """Run `main` in a fork of this process, alone or as one of those of a torchrun; its number.
 
     path: a file for what it prints.
     """
@@ -196,23 +174,23 @@ def at_step(step, action, patch):
     patch.setattr(train, 'one_cycle', schedule_and_act)
 
 
-HOLDER = """
-import sys, time
-from runtime import files
-with files.lock(sys.argv[1]):
-    print(flush=True)
-    time.sleep(600)"""
-
-
 @contextmanager
 def locked_by_another(folder):
     """Another process holds the lock of `folder` within the block; then it is killed."""
-    with subprocess.Popen([sys.executable, '-c', HOLDER, str(folder)], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        try:
-            yield
-        finally:
-            process.kill()
+    read_end, write_end = os.pipe()
+
+    def hold():
+        with files.lock(folder):
+            os.write(write_end, b'locked')
+            time.sleep(600)
+    process = fork(hold, os.devnull)
+    os.close(write_end)
+    os.read(read_end, 1)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def log(out):

@@ -33,11 +33,6 @@ def test_presets_have_their_numbers_of_parameters(size, count):
         assert aotpot.parameters(build(configs.model(size))) == count
 
 
-def test_sampling_replaces_single_weights():
-    assert configs.recipe('tiny', sampling=('a=2', 'b=0.5')).weights() == {'a': 2, 'b': 0.5}
-    assert configs.recipe('nano').weights().keys() <= {*configs.BUILTIN['nano']}
-
-
 def test_a_resolution_of_three_sizes_makes_a_network_in_3d_and_one_size_stands_for_all_dimensions():
     solid = train.parse(['--resolution', '64x32x96']).model
     assert (solid.dims, solid.resolution) == (3, (64, 32, 96))

@@ -347,16 +347,6 @@ def test_the_units_of_a_dataset_are_its_mean_and_the_deviation_within_its_window
         torch.testing.assert_close(found[0], torch.tensor(expected).float(), rtol=0.03, atol=0)
 
 
-def test_the_input_and_the_solution_of_a_steady_problem_have_units_of_their_own(tmp_path):
-    u = normal(40, 2, 8, 8, 1)
-    u[:, 0] = 300 + 5 * u[:, 0]
-    write(tmp_path, values=u)
-    units = opened(tmp_path, T=1).units
-    torch.testing.assert_close(units.mean[:, 0], torch.tensor([300., 0]), rtol=0, atol=0.3)
-    torch.testing.assert_close(units.deviation[:, 0], torch.tensor([5., 1]), rtol=0.03, atol=0)
-    assert not units.own.any()
-
-
 @pytest.mark.parametrize('differ, own', [
     ('size', 1), ('mean', 1), ('a little', 0), ('one of three', 0), ('rest', 0)])
 def test_windows_that_differ_by_more_than_they_vary_get_units_of_their_own(tmp_path, differ, own):
@@ -503,14 +493,3 @@ def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture,
         torch.testing.assert_close(floor[:2], 1e-3 / deviation)
         lacking = condition[:, 2:].tolist()
         assert not u[..., 2:].any() and lacking == [[0] * (C - 2), [1] * (C - 2)]
-
-
-def test_resize_interpolates_a_linear_field_exactly():
-    x = torch.arange(8.) + 0.5                                          # cell centres
-    u = (2 * x[:, None] - 3 * x[None])[None, None, :, :, None].repeat(2, 3, 1, 1, 2)
-    out = data.resize(u, (16, 16))
-    fine = (torch.arange(16.) + 0.5) / 2
-    expected = 2 * fine[:, None] - 3 * fine[None]
-    inner = slice(1, -1)                                              # the rim is extrapolated flat
-    torch.testing.assert_close(out[1, 2, inner, inner, 1], expected[inner, inner])
-    assert torch.equal(data.resize(u, (8, 8)), u)

@@ -1,6 +1,7 @@
 """README and docs: links lead somewhere, commands take their flags, and no line is beyond reading."""
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import unicodedata
@@ -13,10 +14,12 @@ import torch
 import evaluate
 import finetune
 import train
+from configs import InputError
 from conftest import ROOT
 from helpers import run, write_two
 from lab import bench, interpret, reproduce
-from runtime.runs import read_log
+from nets import baselines
+from nets.build import OPTIMIZERS
 from sources import generate, prepare
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -84,38 +87,21 @@ def blocks_of(title):
     return re.findall(r'```python\n(.*?)```', section.partition('\n## ')[0], re.S)
 
 
-def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_path):
+def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text(blocks_of('Plug in')[0])
     write_two(tmp_path / 'data')
-    where = dict(cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    networks = baselines.BASELINES
+    for known, name in (networks, 'Small'), (train.LOSSES, 'absolute'), (OPTIMIZERS, 'nadam'):
+        monkeypatch.setitem(known, name, None)                          # until the end of the test
     flags = '--network Small --loss absolute --optimizer nadam --lr 1e-3 --out out/small --data data --steps 4'
-    done = run('mine.py', *flags.split(), **where)
-    assert done.returncode == 0, done.stderr
-    done = run('-c', 'import mine, evaluate; print(type(evaluate.load("out/small")).__name__)', **where)
-    assert done.stdout.strip() == 'Small', done.stderr
-
-
-def test_tensorboard_reads_the_log_as_the_contributing_page_writes_it(tmp_path, monkeypatch, pretrained):
-    pytest.importorskip('tensorboard', reason='pip install tensorboard')
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(pretrained, 'out/nano')
-    exec(blocks_of('Plug in')[1], {})
-    board = EventAccumulator('out/nano').Reload()
-    logged = [(line['step'], line['loss']) for line in read_log('out/nano/log.jsonl') if 'loss' in line]
-    np.testing.assert_allclose([(event.step, event.value) for event in board.Scalars('loss')], logged, rtol=1e-6)
-
-
-def test_safetensors_keep_the_weights_as_the_contributing_page_writes_them(tmp_path, monkeypatch):
-    pytest.importorskip('safetensors', reason='pip install safetensors')
-    from safetensors.torch import load_file
-    (tmp_path / 'weights').symlink_to(ROOT / 'weights')
-    monkeypatch.chdir(tmp_path)
-    exec(blocks_of('Plug in')[2], {})
-    weights = load_file('mini.safetensors')
-    for name, value in evaluate.load('weights/mini.pt').state_dict().items():
-        assert torch.equal(weights.pop(name), value), name
-    assert not weights
+    monkeypatch.setattr('sys.argv', ['mine.py', *flags.split()])
+    runpy.run_path('mine.py', run_name='__main__')
+    del networks['Small']
+    with pytest.raises(InputError, match='network Small'):
+        evaluate.load('out/small')
+    Small = runpy.run_path('mine.py', run_name='mine')['Small']
+    assert type(evaluate.load('out/small')) is Small
 
 
 @pytest.mark.slow

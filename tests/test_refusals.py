@@ -37,25 +37,17 @@ COMMANDS = {
     'flags': [
         (train, '--dept 3', 'unrecognized arguments: --dept 3; did you mean --depth?'),
         (train, '--size=tinny', "unknown size 'tinny'; did you mean tiny?"),
-        (train, '--lr=fast', '--lr'),
         (train, '--lr=nan', '--lr nan must be at least 0'),
-        (train, '--t_init=1e39', '--t_init 1e+39 must be at most'),
         (train, f'--steps 1{"0" * 400}', 'must be at most 1000000000'),
-        (train, '--streams=0', '--streams 0 must be at least 1'),
         (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
-        (train, '--ablate=x', "--ablate 'x'"),
         (train, '--epochs 3 --steps 4', '--steps and --epochs'),
         (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
-        (train, '--sampling a=0', '--sampling 0.0 must be at least'),
         (train, 'RUN --sampling ownn=50', '--sampling ownn'),
         (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
         (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs whole batches'),
-        (train, 'RUN --network UNett', 'UNett'),
-        (train, 'RUN --network UNet --residual plain', '--residual plain: the network UNet has no such thing'),
         (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such thing; leave it out'),
         (finetune, '--data tune --out target', '--checkpoint'),
         (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
-        (evaluate, 'SMALL --rollout -1', '--rollout -1 must be at least'),
         *((script, f'SMALL --json {path}', f'{path}: this file is there; choose another name')
           for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
         (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
@@ -83,7 +75,6 @@ COMMANDS = {
     ],
     'folders and runs': [
         (train, 'RUN --out file', 'file'),
-        (train, 'RUN --out closed/new', 'closed'),
         (finetune, 'TUNE --dataset new --out pre', '--out pre'),
         (generate, 'swe_pdb --data file', 'file'),
         (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
@@ -223,7 +214,6 @@ CALLS = {
     ],
     'inputs of a network': [
         (lambda shape: fresh()(torch.zeros(shape)), (1, 3, 18, 16, 2), '18x16'),
-        (lambda width: configs.ModelConfig(width=width), 100, 'error: width 100 is not divisible by 8'),
         (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', 'experts 16: AOTPOT needs'),
     ],
     'frames of a rollout': [
@@ -232,7 +222,6 @@ CALLS = {
         *((rollout, np.full((3, 8, 8, 1), value), 'frames: non-finite values') for value in (np.nan, np.inf, 1e300)),
         *((rollout, np.full((3, 8, 8, 1), value), 'frames: values of the type') for value in (
             1j, '2', None, np.datetime64('2020-01-01'))),
-        (rollout, torch.ones(3, 8, 8, 1, dtype=torch.complex64), 'frames: values of the type complex64'),
         (rollout, np.ma.masked_equal(np.arange(192).reshape(3, 8, 8, 1), 7), 'frames: masked values'),
     ],
     'values to compare': [
@@ -262,8 +251,6 @@ CALLS = {
         (opened, lambda path: h5py.File(path, 'a').move('data', 'of/data') or h5py.File(path, 'a').move('of', 'data'),
          "own/train.h5: 'data' is a group, not a dataset"),
         (beside_a_test_file, {'dt': 'abc'}, 'own/test.h5: dt abc: expected a positive number'),
-        (beside_a_test_file, {'dt': [1., 2.]}, 'own/test.h5: dt [1. 2.]: expected a positive number'),
-        (beside_a_test_file, {'t_test': 'two'}, 'own/test.h5: t_test two: expected at least 1 frame'),
         (beside_a_test_file, {'channels': ['v', 'u']}, 'test.h5 has the channels v u, but train.h5 u v; they must be'),
     ],
 }

@@ -42,13 +42,6 @@ def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
     assert code == 2 and error.startswith('error: --data elsewhere: the folder holds no')
 
 
-def test_a_long_rollout_makes_the_data_of_one_family_and_nothing_else(fresh, call):
-    flags = ['--device', 'cpu', '--rollout', 11, '--samples', 1]
-    code, error, printed = call(flags, evaluate)
-    assert code == 0 and f'{evaluate.LONG}: L2RE at step' in printed, error
-    assert made(fresh) == [f'{evaluate.LONG}/rollout14_16x16_1.h5', f'{evaluate.LONG}/test.h5']
-
-
 def test_the_model_in_the_box_is_small_knows_all_families_and_beats_persistence():
     path = checkpoint.TRAINED
     assert path.stat().st_size < 4e6

@@ -1,37 +1,18 @@
 """Every figure shows the numbers that it is given."""
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 import evaluate
 from helpers import pictures, save, small_model, write_test_sets
-from lab import equations, figures, interpret
+from lab import figures, interpret
 
 
 def lines(ax, label=None):
     """The values (points,) of the lines of an axis, or of those with a label."""
     return [np.asarray(line.get_ydata(), float) for line in ax.lines if label in (None, line.get_label())]
-
-
-def test_an_animation_has_a_frame_for_each_step_or_every_so_many(plt, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, 'FRAMES', 4)
-    pairs = torch.zeros(7, 2, 8, 8)
-    pairs[:, :, 0, 0] = -1.
-    pairs[4:, 1] = 1.                                               # an error in the third and fourth frame
-    dataset = SimpleNamespace(name='own', evolving_names=['w'])
-    figures.draw_rollout(dataset, pairs, [7], 0, 3, tmp_path)
-    picture = pictures(tmp_path)['rollout_own_w_3.gif']
-    assert picture.format == 'GIF' and picture.n_frames == 4
-    frames = []
-    for i in range(4):
-        picture.seek(i)
-        frames.append(np.array(picture.convert('L'), float)[80:-80])
-    width = frames[0].shape[1]
-    truth, error = (np.stack(frames)[:, :, int(left * width):int((left + 0.15) * width)] for left in (0.1, 0.72))
-    assert np.ptp(truth, 0).max() < 2 and np.ptp(error[:2], 0).max() < 2 < np.ptp(error[1:3], 0).max()
 
 
 def test_a_run_draws_its_curve(plt, tmp_path, call):
@@ -52,27 +33,6 @@ def test_a_run_draws_its_curve(plt, tmp_path, call):
     code, error, printed = call([tmp_path], figures)
     assert (code, printed) == (0, '') and f'{tmp_path}/curve.png: this picture is there and stays as it is' in error
     assert (tmp_path / 'curve.png').read_text() == 'of the user'
-
-
-def test_each_dataset_has_a_line_over_the_sub_layers_in_both_panels(plt):
-    steps = dict(zip('abc', torch.rand(3, 4)))
-    kept = dict(zip('abc', torch.rand(3, 4)))
-    above, below = figures.plot_mappings(steps, kept).axes
-    for ax, values in ((above, steps), (below, kept)):
-        for name, of_layers in values.items():
-            np.testing.assert_allclose(lines(ax, name), [of_layers])
-            assert list(ax.lines[0].get_xdata()) == [1, 2, 3, 4]
-        assert ax.get_ylim()[0] == 0, 'a line is read against zero'
-    assert 'd' in above.get_ylabel() and 'T' in below.get_ylabel()
-    assert [label.get_text() for label in below.get_xticklabels()] == ['1\nmixer', '2\nMLP', '3\nmixer', '4\nMLP']
-    [legend] = below.figure.legends
-    assert [label.get_text() for label in legend.get_texts()] == [*'abc']
-
-
-def test_the_animation_of_the_equations_says_its_step_and_how_much_the_network_saw(plt):
-    fields = {'one': torch.rand(15, 2, 8, 8), 'other': torch.rand(15, 2, 8, 8)}
-    title = equations.plot_equations(fields, 5, 7).get_suptitle()
-    assert title.startswith('step 7 of 15') and 'saw 5 true frames' in title
 
 
 def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
@@ -98,7 +58,8 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
 def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory(plt, tmp_path, call):
     path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
     for script, *flags in (
-            (interpret, '--samples', '6'), (evaluate, '--rollout', '2', '--datasets', 'own', '--trajectory', '1'),
+            (interpret, '--samples', 6),
+            (evaluate, '--rollout', 3, '--datasets', 'own', '--trajectory', 1),
             (evaluate, '--datasets', 'coarse', '--trajectory', '2', '--channel', '0')):
         code, error, _ = call([*flags, '--checkpoint', path, '--device', 'cpu', '--figures', tmp_path / 'new'], script)
         assert code == 0, error
@@ -107,3 +68,4 @@ def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory
              for name in (f'coarse_0_2.{end}', f'own_u_1.{end}')]
     assert sorted(drawn) == sorted([*names, 'kernels_small.png'])
     assert all(picture.size[0] > 300 for picture in drawn.values())
+    assert drawn['rollout_own_u_1.gif'].n_frames == figures.FRAMES == 2, 'of three steps'

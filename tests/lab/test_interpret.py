@@ -81,35 +81,31 @@ def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
     assert rows['right'] == {'a': 0.5, 'ns2d_fno': 1, 'ns2d_fno_2': 1}
 
 
-def test_unseen_datasets_join_the_probe_and_nothing_else(checkpoint, folder, call):
-    flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json']
-    assert call([*flags, folder / 'alone.json'], interpret)[0] == 0
-    write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
-    flags += [folder / 'unseen.json', '--datasets', 'coarse', 'own', '--unseen', 'new']
-    code, error, printed = call(flags, interpret)
-    assert code == 0, error
-    alone, unseen = (json.loads((folder / f'{name}.json').read_text())['models']['small']
-                     for name in ('alone', 'unseen'))
-    for kind, values in alone['gains'].items():
-        np.testing.assert_allclose(unseen['gains'][kind]['max'], values['max'], rtol=1e-6)
-    np.testing.assert_allclose(unseen['probe']['mean']['own'], alone['probe']['mean']['own'], rtol=1e-5)
-    assert len(unseen['probe']['confusion']) == 3 and len(alone['probe']['confusion']) == 2
-    assert printed.splitlines()[-1].split()[:3] == ['(3)', 'new', f'{unseen["probe"]["right"]["new"]:.3f}']
-
-
-def test_gains_and_probe_print_and_write_what_the_functions_give(model, checkpoint, folder, call):
-    """Without one of their flags the command does both."""
-    flags = ['--checkpoint', checkpoint, '--samples', '6', '--device', 'cpu', '--json', folder / 'T.json']
-    code, _, printed = call(flags, interpret)
-    written = json.loads((folder / 'T.json').read_text())['models']['small']
+def test_the_command_gives_what_the_functions_give_and_an_unseen_dataset_joins_the_probe_alone(
+        model, checkpoint, folder, call):
+    def command(name, *flags):
+        path = folder / f'{name}.json'
+        flags = '--json', path, '--checkpoint', checkpoint, '--device', 'cpu', '--samples', 6, *flags
+        code, error, printed = call(flags, interpret)
+        assert code == 0, error
+        return json.loads(path.read_text())['models']['small'], printed
+    alone, printed = command('alone')
     T = {name: interpret.observe(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')}
     gain = interpret.gains(torch.cat([*T.values()]))['backward_composite']
-    np.testing.assert_allclose(written['gains']['backward_composite']['mean'], gain.mean(0), rtol=1e-9)
-    np.testing.assert_allclose(written['gains']['backward_composite']['max'], gain.amax(0), rtol=1e-9)
+    means = alone['gains']['backward_composite']['mean']
+    np.testing.assert_allclose(means, gain.mean(0), rtol=1e-9)
     _, probe = interpret.classify(T, [trajectories(folder, name) for name in T])
-    assert code == 0 and written['probe']['confusion'] == probe['confusion'] and 'datasets' not in written
-    np.testing.assert_allclose(written['probe']['mean']['own'], T['own'].mean(0), rtol=1e-9)
+    assert alone['probe']['confusion'] == probe['confusion'] and 'datasets' not in alone
+    np.testing.assert_allclose(alone['probe']['mean']['own'], T['own'].mean(0), rtol=1e-9)
     assert f'{gain.amax(0)[0]:.4f}' in printed and f'accuracy {probe["accuracy"]:.3f}' in printed
+
+    write(folder, 'new', travelling(4, 7, 8, 2, 0.3, scale=3), 'test')
+    unseen, printed = command('unseen', '--datasets', 'coarse', 'own', '--unseen', 'new')
+    for kind, values in alone['gains'].items():
+        np.testing.assert_allclose(unseen['gains'][kind]['max'], values['max'], rtol=1e-6)
+    assert len(unseen['probe']['confusion']) == 3
+    right = f'{unseen["probe"]["right"]["new"]:.3f}'
+    assert printed.splitlines()[-1].split()[:3] == ['(3)', 'new', right]
 
 
 def test_in_another_folder_it_takes_the_datasets_of_the_training(model, folder, call):

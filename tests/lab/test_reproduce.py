@@ -2,8 +2,6 @@
 import importlib
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,26 +115,6 @@ def test_a_run_of_another_mixture_is_refused_and_nothing_changes(folder, monkeyp
     assert error.endswith('/aot-seed_0\n') and not printed and contents() == before
 
 
-@pytest.mark.slow
-def test_listed_commands_run_in_a_shell_and_end_in_the_same_table(folder, monkeypatch, call):
-    """Two reports are older than their trainings, which is as if these had gone on."""
-    flags, study = ['downstream', *FLAGS, '--recipe', SMALL], reproduce.STUDIES['downstream']
-    rows = {row: study.rows[row] for row in ('DPOT', 'DPOT-FT')}
-    monkeypatch.setitem(reproduce.STUDIES, 'downstream', study._replace(rows=rows))
-    assert call(flags, reproduce)[0] == 0
-    whole = numbers('downstream')
-    runs = [*folder.glob('out/*/*/last.pt'), *folder.glob('out/*/*/log.jsonl')]
-    times = {path: path.stat().st_mtime_ns for path in runs}
-    for report in folder.glob('out/*/*/evaluate.json'):
-        os.utime(report, (0, 0))
-    _, _, printed = call([*flags, '--list'], reproduce)
-    assert len(times) == 6 and len(printed.splitlines()) == 1, 'a training with the two that start from it'
-    shell = subprocess.run(['xargs', '-P', '2', '-I{}', 'sh', '-c', '{}'], input=printed, text=True, timeout=240)
-    assert shell.returncode == 0 and call([*flags, '--list'], reproduce)[2] == ''
-    assert call(flags, reproduce)[0] == 0 and numbers('downstream') == whole
-    assert {path: path.stat().st_mtime_ns for path in times} == times, 'nothing is trained again'
-
-
 def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(folder, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, 'neuralop.models', None)           # as if it were not installed
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('two', {
@@ -148,14 +126,6 @@ def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(folder, mon
     assert [row for row, columns in numbers('ablation').items() if any(columns.values())] == ['good']
     assert 'left out: --datasets dr_pdb: no data/dr_pdb/train.h5; ' in printed
     refused(['heterogeneity', *FLAGS], 'heterogeneity: data has none of the datasets', reproduce, lines=0)
-
-
-def test_a_damaged_report_is_named(jobs, tmp_path):
-    job = jobs('ablation')[0]._replace(report=tmp_path / 'a.json')
-    for text in '', '{"models": {}}':
-        job.report.write_text(text)
-        with pytest.raises(configs.InputError, match=f'^{job.report}: not a report of this study; delete it'):
-            reproduce.gather(reproduce.STUDIES['ablation'], [job])
 
 
 def test_scaling_trains_every_system_at_its_own_size(jobs):

@@ -1,12 +1,10 @@
 """The mixture of experts: the layer by hand, its training on one and two processes, fine-tuning, channel maps."""
 import dataclasses
-import os
 import re
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import aotpot
@@ -15,8 +13,7 @@ import evaluate
 import finetune
 import helpers
 import nets.build
-from conftest import ROOT
-from helpers import build, field, fresh, log, travelling, write
+from helpers import field, fresh, log, travelling, write
 from nets import experts
 
 SYSTEMS = pytest.mark.parametrize('residual', ['aot', 'plain'])
@@ -34,35 +31,6 @@ def test_parameters_are_those_of_moe_pot_and_of_the_hybrid_without_the_classific
     assert aotpot.parameters(moe_pot) == plain
     assert round((experts.activated(moe_pot) + head) / 1e6, 1) == used
     assert round((aotpot.parameters(both) + head) / 1e6) == hybrid
-
-
-def by_hand(module, z):
-    """MoE-POT's layer on one sample z (..., D), in evaluation mode."""
-    router, tokens = module.router, z.flatten(0, -2)
-    f = F.gelu(tokens @ module.features.weight.T + module.features.bias)                # (N, h)
-    v = F.gelu(router.norm1(router.w1(f.mean(0))[None])[0])
-    v = v * torch.sigmoid(2 * router.excite(F.gelu(router.squeeze(v))))
-    s = router.w3(F.gelu(router.norm2(router.w2(v)[None])[0]))
-    chosen = sorted(range(len(s)), key=lambda e: -s[e])[:router.k]
-    odds = [torch.exp(s[e] / router.tau) for e in chosen]
-    out = sum(F.gelu(f @ W.T + b) for W, b in zip(module.shared_weight, module.shared_bias)) / len(module.shared_weight)
-    for e, odd in zip(chosen, odds):
-        out = out + odd / sum(odds) * F.gelu(f @ module.weight[e].T + module.bias[e])
-    return out.view(z.shape)
-
-
-@pytest.mark.parametrize('options', [dict(), dict(dims=3, resolution=8, shared=3), dict(top_k=1, shared=1)], ids=str)
-def test_the_layer_by_hand(options):
-    module = build('paper', experts=7, **options).layers[0].mlp.eval()
-    for norm in (module.router.norm1, module.router.norm2):
-        norm.running_mean.normal_(), norm.running_var.uniform_(0.001, 0.01)    # amplifies what samples differ in
-    module.router.tau.fill_(0.7)
-    grid = [4] * options.get('dims', 2)
-    z = torch.randn(8, *grid, 16).double() + 5 * torch.randn(8, *[1] * len(grid), 16)      # samples of different means
-    expected = torch.stack([by_hand(module, sample) for sample in z])
-    torch.testing.assert_close(module(z), expected, rtol=1e-10, atol=1e-10)
-    chosen = module.router(F.gelu(module.features(z))) > 0
-    assert len(chosen.unique(dim=0)) > 1, 'one choice for all'
 
 
 def test_the_fast_form_computes_the_chosen_experts_only():
@@ -128,34 +96,23 @@ def test_a_run_logs_the_load_cools_once_a_step_and_keeps_its_statistics(residual
     assert (evaluate.load(out).layers[0].mlp.router.norm1.running_mean != 0).any()
 
 
-PROCESS = """
-import torch, torch.distributed as dist
-import helpers
-from nets import experts
-dist.init_process_group('gloo')
-model = helpers.small_model(experts=4).train()
-model.load_state_dict(torch.load('start.pt'))
-torch.manual_seed(dist.get_rank())
-for _ in range(2):
-    model(helpers.field(model))
-    experts.balance_loss(model)
-    before = torch.cat([value.double().flatten() for value in model.buffers()])
-    experts.after_step(model)
-    after = torch.cat([value.double().flatten() for value in model.buffers()])
-    total = after.clone()
-    dist.all_reduce(total)
-    assert torch.equal(total, 2 * after) and (dist.get_rank() == 0 or (before != after).sum() > 10)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_statistics_of_the_first_which_are_saved(tmp_path, torchrun):
+def test_two_processes_have_the_statistics_of_the_first_which_are_saved(tmp_path):
     """Each normalises its own samples, so that without this a resumed run would have other scores."""
-    torch.save(helpers.small_model(experts=4).state_dict(), tmp_path / 'start.pt')
-    (tmp_path / 'process.py').write_text(PROCESS)
-    paths = os.pathsep.join((str(ROOT), str(ROOT / 'tests')))
-    done = torchrun.run('process.py', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': paths})
-    assert done.returncode == 0, done.stderr
+    model = helpers.small_model(experts=4).train()
+
+    def process():
+        torch.distributed.init_process_group('gloo')
+        torch.manual_seed(torch.distributed.get_rank())
+        for _ in range(2):
+            model(field(model))
+            experts.balance_loss(model)
+            experts.after_step(model)
+        torch.save(dict(model.named_buffers()), tmp_path / f'{torch.distributed.get_rank()}.pt')
+    port = helpers.free_port()
+    both = [helpers.fork(process, tmp_path / 'printed', rank, port, 2) for rank in range(2)]
+    assert [helpers.exit_code(one) for one in both] == [0, 0], (tmp_path / 'printed').read_text()
+    saved = [torch.load(tmp_path / f'{rank}.pt') for rank in range(2)]
+    assert helpers.same(*saved) and not helpers.same(saved[0], dict(model.named_buffers()))
 
 
 def test_a_training_with_more_of_the_balance_loss_ends_with_evener_shares(folder, tmp_path, monkeypatch, call):
@@ -163,8 +120,8 @@ def test_a_training_with_more_of_the_balance_loss_ends_with_evener_shares(folder
     unevenness = []
     for balance in (0.0, 1e3):
         monkeypatch.setitem(configs.SIZES, 'nano', (model, dataclasses.replace(recipe, balance=balance)))
-        assert call(command(folder, tmp_path / f'{balance}', '--lr', '1e-2', steps=80))[0] == 0
-        load = np.array([line['load'] for line in log(tmp_path / f'{balance}')][-30:])     # (30, 1, E)
+        assert call(command(folder, tmp_path / f'{balance}', '--lr', '1e-2', steps=30))[0] == 0
+        load = np.array([line['load'] for line in log(tmp_path / f'{balance}')][-12:])  # (12, 1, E)
         unevenness.append(load.mean(0).std())
     assert unevenness[1] < unevenness[0] / 2, unevenness
 

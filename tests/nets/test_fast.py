@@ -12,7 +12,7 @@ import torch
 import aotpot
 import configs
 import nets.build
-from helpers import SMALL, build, field
+from helpers import build, field
 from nets import experts, fast
 
 
@@ -40,21 +40,23 @@ def assert_equal(found, expected, tolerance=1e-10):
 
 
 SWITCHES = [
-    dict(), dict(alpha=0.5, streams=1, depth=9), dict(alpha=0.5, streams=2, sinkhorn_iters=3, depth=12),
-    dict(alpha=0.5, streams=16, depth=1), dict(alpha=0.5, depth=4), dict(alpha=0.5, depth=5, modes=1),
+    dict(), dict(alpha=0.5, streams=2, sinkhorn_iters=3, depth=9), dict(ablate='adT'),
+    dict(alpha=0.5, streams=16, depth=1), dict(alpha=0.5, depth=5, modes=1, overlap=True),
     dict(ablate='a', alpha=0.5, frames=1), dict(ablate='d', alpha=0.5, norm='pre', streams=1),
-    dict(ablate='T', alpha=0.5, inner_skip=True), dict(ablate='adT'),
-    dict(t_init=6.0, streams=3, alpha=0.5, resolution=(8, 24)), dict(residual='plain', modes=1, norm='sandwich'),
-    dict(dims=3, resolution=(8, 12, 16), alpha=0.5), dict(dims=3, resolution=8, residual='plain', overlap=True),
-    dict(experts=5, alpha=0.5, normalize=True), dict(experts=5, shared=1, top_k=1, residual='plain'),
-    dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5), dict(overlap=True, alpha=0.5),
-    dict(normalize=True, channel_maps='learned', residual='plain', patch=2), dict(channel_maps='learned')]
+    dict(ablate='T', alpha=0.5, inner_skip=True), dict(residual='plain', modes=1, norm='sandwich'),
+    dict(t_init=6.0, streams=3, alpha=0.5, resolution=(8, 24)),
+    dict(dims=3, resolution=(8, 12, 16), alpha=0.5),
+    dict(dims=3, resolution=8, residual='plain', overlap=True),
+    dict(experts=5, alpha=0.5, normalize=True, channel_maps='learned'),
+    dict(experts=5, shared=1, top_k=1, residual='plain'),
+    dict(experts=6, top_k=2, dims=3, resolution=8, alpha=0.5),
+    dict(normalize=True, channel_maps='learned', residual='plain', patch=2)]
 
 
 @pytest.mark.parametrize('overrides', SWITCHES, ids=str)
 def test_both_forms_agree_for_every_switch_on_the_trained_grid_and_on_another(overrides):
     model, paper = in_both_forms(**overrides)
-    for grid in (model.config.resolution, (4, 24, 8)[:model.config.dims]):
+    for grid in (model.config.resolution, (4, 12, 20)[:model.config.dims]):
         u = field(model, grid=grid)
         expected = results(paper, u)
         assert_equal(results(model, u), expected)
@@ -62,16 +64,6 @@ def test_both_forms_agree_for_every_switch_on_the_trained_grid_and_on_another(ov
             assert_equal({'out': model(u)}, {'out': expected['out']})
     model.compiled = True
     assert_equal(results(model, u), expected)
-
-
-@pytest.mark.parametrize('modes', [3, 32])
-@pytest.mark.parametrize('grid', [(9, 8), (6, 4, 10), (5, 7, 3), (1, 1)], ids=str)
-def test_the_products_with_dft_matrices_are_the_fft_on_any_grid(grid, modes):
-    module = aotpot.FourierMixer(configs.model('tiny', **{**SMALL, 'modes': modes}), inner_skip=True).double()
-    for parameter in module.parameters():
-        parameter.data.normal_()
-    x = torch.randn(2, *grid, 16, dtype=torch.float64)
-    torch.testing.assert_close(fast.mix(module, x), module(x), rtol=1e-10, atol=1e-10)
 
 
 def test_both_forms_agree_inside_autocast_and_in_16_bits():
@@ -116,25 +108,6 @@ def test_autocast_rounds_neither_the_input_nor_the_prediction():
             torch.testing.assert_close(out, form.readout.hidden(x.float()), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('basis', [1, 3, 8])
-def test_the_sums_of_the_streams_are_the_same_inside_autocast(basis, monkeypatch):
-    """Outputs that autocast leaves alone, so that only means, mappings, coefficients and sums could be in 16 bits."""
-    x, *outputs = torch.randn(5, 3, 4, 4, 16)
-    model = build(dtype=torch.float32, alpha=0.5)
-    same = torch.nn.Identity()
-    blocks = [(block, same, lambda _, y=y: y, same)
-              for layer in model.layers for block, y in zip((layer.aot1, layer.aot2), outputs)]
-    gate, sums = torch.tensor([0.5, 0.25, 0.25, 0.0]), []
-    monkeypatch.setattr(fast, 'BASIS', basis)
-    for enabled in (False, True):
-        with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
-            sums.append(fast.sublayers(x, blocks, gate))
-    sums.append(fast.sublayers(x, blocks, gate, compiled=True))
-    assert sums[1].dtype == torch.float32
-    for other in sums[1:]:
-        torch.testing.assert_close(other, sums[0], rtol=1e-6, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------------------ an edited aotpot.py
 
 POST = 'self.post1(self.mixer(self.norm1(u)))'
@@ -156,12 +129,15 @@ def imported(text, folder, monkeypatch):
 
 
 @pytest.mark.parametrize('edit', EDITS)
-def test_an_edit_of_the_paper_is_seen_in_what_both_forms_compute(edit, tmp_path, monkeypatch):
+def test_an_edit_of_the_paper_is_seen_and_taken(edit, tmp_path, monkeypatch, capsys):
     text, (old, new) = Path(aotpot.__file__).read_text(), EDITS[edit]
     assert text.count(old) == 1
     edited = imported(text.replace(old, new), tmp_path, monkeypatch)
-    words = edited.disagreement(configs.model('nano'))
-    assert words.startswith('nets/fast.py does not compute what aotpot.py does') and ' apart' in words
+    monkeypatch.setattr(nets.build, 'fast', edited)
+    assert type(nets.build.build(configs.model('nano'))) is aotpot.AOTPOT
+    line = capsys.readouterr().err
+    assert line.startswith('warning: nets/fast.py does not compute what aotpot.py does')
+    assert ' apart' in line and line.endswith(': aotpot.py is taken, which is slower\n')
 
 
 def test_the_two_forms_agree_with_every_switch_of_a_preset():
@@ -179,10 +155,12 @@ def test_the_compiled_network_is_one_graph_and_equals_the_paper(overrides):
     """Without a C++ compiler: 'aot_eager' computes the graphs of both passes as they are."""
     torch.compiler.reset()
     model, paper = in_both_forms(depth=1, **overrides)
-    u = field(model)
-    expected = results(paper, u)
     model.compile(fullgraph=True, backend='aot_eager')
-    assert_equal(results(model, u), expected)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            u = field(model)
+            expected = results(paper, u)
+            assert_equal(results(model, u), expected)
     assert_equal(dict(model.named_buffers()), dict(paper.named_buffers()))          # the statistics of a router
     with torch.no_grad():
         assert_equal({'out': model(u)}, {'out': expected['out']})

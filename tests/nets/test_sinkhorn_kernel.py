@@ -24,14 +24,11 @@ def compare(shape, iters, std, zeros=0., layout=lambda z: z):
     assert module.takes_kernel(z, iters) or not len(z)
     want, want_gradient = both(z.double(), upstream.double(), iters, loop)
     got, gradient = both(z, upstream, iters)
-    # logits of 1e4 are themselves rounded to 1e-3: there, the form need only be as good as the loop in float32
-    plain, plain_gradient = both(z, upstream, iters, loop)
-    slack = [0, 0] if std < 1e3 else [2 * (plain - want).norm(), 2 * (plain_gradient - want_gradient).norm()]
     error = (got - want).abs().max() if len(z) else 0
-    assert error <= 1e-6 + slack[0], (error, shape, iters, std)
+    assert error <= 1e-6, (error, shape, iters, std)
     error = (gradient - want_gradient).norm()
-    # a gradient that cancels has the rounding errors of its terms, here bounded by a tenth of the upstream gradient
-    assert error <= 1e-6 * max(want_gradient.norm(), 0.1 * upstream.norm()) + slack[1], (error, shape, iters, std)
+    # a gradient that cancels has the rounding errors of its terms, here a tenth of the upstream's
+    assert error <= 1e-6 * max(want_gradient.norm(), 0.1 * upstream.norm()), (error, shape, iters)
 
 
 KERNEL = """
@@ -43,7 +40,6 @@ for shape in ((7, 1, 1), (1, 2, 2), (7, 3, 3), (5, 5, 5), (1, 16, 16), (0, 4, 4)
     tests.compare(shape, 2, 4)
 tests.compare((100, 2, 2), 1, 1)
 tests.compare((3, 3, 4, 4), 20, 1)
-tests.compare((5, 4, 4), 2, 1e4)
 tests.compare((5, 4, 4), 5, 1, zeros=0.4)
 tests.compare((4, 4, 4), 1, 1, layout=lambda z: z.transpose(0, -1).contiguous().transpose(0, -1))
 derivatives(torch.float32)
@@ -52,15 +48,9 @@ z[1, 2, 3] = math.nan
 p = sinkhorn(z, 2)
 assert p[1].isnan().all() and p[::2].isfinite().all()
 z, upstream = torch.randn(5, 4, 4).bfloat16().requires_grad_(), torch.randn(5, 4, 4).bfloat16()
-compiled = torch.compile(lambda z: sinkhorn(z, 2), fullgraph=True, backend='aot_eager')
-for p in (sinkhorn(z, 2), compiled(z)):
-    assert p.dtype == torch.bfloat16
-    want = both(z.float(), upstream.float(), 2, loop)
-    with torch.profiler.profile() as profile:
-        gradient = torch.autograd.grad(p, z, upstream)[0]
-    torch.testing.assert_close((p, gradient), tuple(x.bfloat16() for x in want))
-    # on a GPU each of these would be one more launch beside that of the kernel
-    assert not {'aten::zeros', 'aten::zeros_like'} & {event.name for event in profile.events()}
+want = tuple(x.bfloat16() for x in both(z.float(), upstream.float(), 2, loop))
+for form in (sinkhorn, torch.compile(sinkhorn, fullgraph=True, backend='aot_eager')):
+    torch.testing.assert_close(both(z, upstream, 2, form), want)
 """
 
 
@@ -77,7 +67,7 @@ def test_kernel_equals_the_loop_in_tritons_interpreter():
 @pytest.mark.skipif(not torch.cuda.is_available() or not module.TRITON, reason='needs a CUDA device and triton')
 @pytest.mark.parametrize('n', [1, 2, 3, 4, 5, 16])
 def test_kernel_equals_the_loop_on_cuda(n):
-    for B, iters, std in itertools.product((1, 7, 1000), (1, 5, 20), (1, 4, 1e4)):
+    for B, iters, std in itertools.product((1, 7, 1000), (1, 5, 20), (1, 4)):
         compare((B, n, n), iters, std, layout=lambda z: z.cuda())
 
 

@@ -35,8 +35,9 @@ def test_a_wait_for_processes_ends_at_a_signal_and_those_of_different_commands_a
     """A wait for nobody, no store, an address without a host, a dead one, two of one rank, another WORLD_SIZE."""
     paths = (tmp_path / str(i) for i in range(20))
 
-    def start(rank, port, settings=None, **options):
-        return fork(lambda: distributed.setup('cpu', 0, settings) and None, next(paths), rank, port, **options)
+    def start(rank, port, settings=None, world_size=2, **options):
+        return fork(lambda: distributed.setup('cpu', 0, settings) and None, next(paths),
+                    rank, port, world_size, **options)
     alone, late, died, twice, sizes, other = (free_port() for _ in range(6))
     with socket.create_server(('127.0.0.1', 0)) as silent:              # which never answers
         waiting = [start(1, silent.getsockname()[1]), start(0, alone), start(1, late),

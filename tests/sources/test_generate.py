@@ -1,7 +1,6 @@
 """Tests of sources/generate.py: the files it writes, seeds, sizes, interruptions and the command line."""
 import signal
-import subprocess
-import sys
+import time
 
 import h5py
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 
 import configs
 import data
-from conftest import ROOT
 from fields import l2re
-from helpers import locked_by_another, read, signalled
+from helpers import exit_code, fork, locked_by_another, read
 from sources import generate
 from sources.pdes import FAMILIES
 
@@ -38,17 +36,6 @@ def test_families_write_moving_fields_in_the_layout_that_data_py_reads(name, tmp
         assert fields[..., c].std((1, 2)).min() > 0.1 and (fields[..., c] == fields[0, ..., c]).all(), 'static'
     with h5py.File(item.path) as file:
         assert [*file] == ['data'] and file['data'].attrs['pde']
-
-
-def test_the_speed_of_waves_is_a_static_channel_as_the_network_takes_it(tmp_path):
-    """That is in km/s, beside the same waves as without it."""
-    plan = generate.plan('wave_gauss_c', 'nano', resolution=16, train=1, test=1)
-    generate.generate(tmp_path, [plan])
-    item = data.Trajectories(tmp_path, 'wave_gauss_c', 'train', 10, 3)
-    fields, c = read(item, 0, 0, 16), generate.initial(plan, 'train', [0])['c']
-    without = generate.simulate(generate.plan('wave_gauss', 'nano', resolution=16), 'train', [0])
-    assert item.evolving == slice(2) and np.allclose(fields[..., 2], c / 1000) and c.min() >= 1500       # m/s
-    np.testing.assert_allclose(fields[..., :2], without[0], rtol=1e-4, atol=1e-6)
 
 
 SMALL = dict(resolution=16, train=5, test=2, frames=11)
@@ -88,28 +75,33 @@ def test_the_datasets_of_the_command_are_made_once_and_those_of_other_sizes_are_
 
 
 @pytest.mark.slow
-def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_interrupted_one(tmp_path):
-    folder = tmp_path / 'nano'
-    small = ('script.NANO.update(resolution=16, train=2, test=1, frames=11);'
-             '[family.nano.clear() or family.nano.update(grid=32 if "fno" in name else 16) '
-             'for name, family in script.FAMILIES.items()]')
-    flags = 'builtin', '--preset', 'nano', '--data', str(folder)
-    stopped = signalled(signal.SIGTERM, 'sources.generate', 'writer', 'args[0].match("dr_pdb/train.h5")', flags, small)
-    assert stopped == (128 + signal.SIGTERM, ['stopped by SIGTERM'])
+def test_two_commands_side_by_side_make_each_builtin_dataset_once_also_after_an_interrupted_one(
+        tmp_path, monkeypatch):
+    folder, printed = tmp_path / 'nano', [tmp_path / f'{i}.txt' for i in range(3)]
+    monkeypatch.setattr(generate, 'NANO', dict(resolution=16, train=2, test=1, frames=11))
+    for name in configs.BUILTIN['nano']:
+        small = FAMILIES[name]._replace(nano=dict(grid=32 if 'fno' in name else 16))
+        monkeypatch.setitem(FAMILIES, name, small)
+    monkeypatch.setattr('sys.argv', f'generate builtin --preset nano --data {folder}'.split())
+
+    def stopped(path, *args, **options):
+        if path.match('dr_pdb/train.h5'):
+            signal.raise_signal(signal.SIGTERM)
+        return data.writer(path, *args, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(generate, 'writer', stopped)
+        assert exit_code(fork(generate.main, printed[0])) == 128 + signal.SIGTERM
     left = sorted(path.name for path in (folder / 'dr_pdb').iterdir())
     assert left == ['lock', 'test.h5', 'valid.h5'], 'train.h5 comes last: it means that all is complete'
     done = (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns
-    code = f'from sources import generate as script; {small}; script.terminal.cli(script.main)'
-    command = [sys.executable, '-c', code, *flags]
+    deadline = time.time() + 60
     with locked_by_another(folder / 'dr_pdb'):
-        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        both = [subprocess.Popen(command, **pipes) for _ in range(2)]
-        for process in both:
-            while 'dr_pdb: another process is ' not in (line := process.stdout.readline()):
-                assert line, process.stderr.read()
-            assert line.endswith(' generating this; waiting\n')
-    errors = [process.communicate()[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], errors
+        both = [fork(generate.main, path) for path in printed[1:]]
+        for path in printed[1:]:
+            while 'dr_pdb: another process is generating this; waiting\n' not in path.read_text():
+                time.sleep(0.1)
+                assert time.time() < deadline, path.read_text()
+    assert [exit_code(process) for process in both] == [0, 0], printed[1].read_text()
     assert (folder / 'ns2d_fno_1e-3' / 'train.h5').stat().st_mtime_ns == done
     for name in configs.BUILTIN['nano']:
         item = data.Trajectories(folder, name, 'train', 10, 4)

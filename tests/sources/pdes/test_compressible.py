@@ -1,4 +1,4 @@
-"""Tests of pdes/compressible.py: exact solutions, measured orders, conserved quantities, positivity, the draws."""
+"""pdes/compressible.py: exact solutions, orders, conserved quantities, positivity, names."""
 import numpy as np
 import pytest
 import torch
@@ -56,13 +56,6 @@ def test_a_vortex_is_carried_along_unchanged_to_second_order():
     errors = [error(N) for N in (24, 48, 96)]
     measured = orders(errors)
     assert (measured > 1.9).all() and errors[-1].max() < 3e-4, (errors, measured)
-
-
-def test_flow_with_friction_is_second_order():
-    run = lambda N: compressible(**smooth(N), frames=2, dt=0.1, eta=0.03, zeta=0.03, stride=N // 12)
-    exact = run(96)
-    errors = [(run(N) - exact)[:, 1].abs().mean().item() for N in (12, 24, 48)]
-    assert (orders(errors) > 1.8).all(), (errors, orders(errors))
 
 
 @pytest.mark.parametrize('constant', [0, 1, 2])
@@ -151,43 +144,6 @@ def test_density_and_pressure_stay_positive_from_noise_over_six_decades(dtype):
     for D, N in ((1, 64), (2, 12), (3, 6)):
         start = {key: field.to(dtype) for key, field in rough(N, D).items()}
         assert (compressible(**start, frames=3, dt=0.01)[..., D:] > 0).all()
-
-
-@pytest.mark.parametrize('D, N, count', [(2, 32, 400), (3, 16, 30)])
-@pytest.mark.slow
-def test_random_gas_has_the_benchmarks_statistics(D, N, count):
-    boxes, contrasts = [], []
-    for i in range(count):
-        fields = random_gas(np.random.default_rng((1, i)), N, 0.3, D)
-        rho, v, p = (fields[key] for key in ('density', 'velocity', 'pressure'))
-        at_rest = abs(v).max(0) < 1e-9 * abs(v).max()
-        boxes.append(at_rest.any())
-        if at_rest.any():
-            assert np.ptp(rho[at_rest]) < 1e-6 * rho.max() and np.ptp(p[at_rest]) < 1e-6 * p.max()
-        else:
-            T0 = p.mean() / rho.mean()              # the modes have no mean
-            assert abs(np.sqrt((v ** 2).sum(0)).mean() / (0.3 * np.sqrt(GAMMA * T0)) - 1) < 0.01
-            assert 0.1 < min(rho.mean(), T0) and max(rho.mean(), T0) < 10
-            contrasts += [abs(field / field.mean() - 1).mean() for field in (rho, p)]
-        assert rho.min() > 0 and p.min() > 0
-    assert abs(np.mean(boxes) - 0.5) < 3 * 0.5 / count ** 0.5, np.mean(boxes)
-    assert 0.0095 < min(contrasts) and max(contrasts) < 0.21 and abs(np.mean(contrasts) - 0.105) < 0.02
-
-
-@pytest.mark.parametrize('D', [2, 3])
-def test_turbulent_gas_is_free_of_divergence_and_has_its_mach_number(D):
-    N = 24
-    fields = turbulent_gas(np.random.default_rng(0), N, 0.1, D)
-    v = fields['velocity']
-    k = np.fft.fftfreq(N, 1 / N)
-    k = np.stack(np.meshgrid(*[k] * D, indexing='ij'))
-    modes = np.fft.fftn(v, axes=range(1, D + 1))
-    assert abs((k * modes).sum(0)).max() < 1e-10 * abs(modes).max() * 4
-    used = abs(modes).max(0) > 1e-10 * abs(modes).max()
-    assert np.array_equal(used, ((abs(k) > 0) & (abs(k) <= 4)).all(0))
-    speed = np.sqrt((v ** 2).sum(0)).mean()
-    c = np.sqrt(GAMMA * fields['pressure'] / fields['density'])
-    assert abs(speed - 1) < 5e-3 and abs(c - 10).max() < 1e-12 and (fields['density'] == 1).all()
 
 
 @pytest.mark.parametrize('name, mach, eta, zeta, draw', [

@@ -1,4 +1,4 @@
-"""Tests of pdes/steady.py: sine modes, dense matrices, orders, layers, what is drawn."""
+"""Tests of pdes/steady.py: sine modes, dense matrices, orders, layers."""
 import numpy as np
 import pytest
 import torch
@@ -23,21 +23,6 @@ def fluxes(a, u):
     gx, gy = conductances(a)
     padded, N = torch.nn.functional.pad(u, (1, 1, 1, 1)), a.shape[-1]
     return N * gx * padded[:, :, 1:-1].diff(dim=1), N * gy * padded[:, 1:-1].diff(dim=2)
-
-
-def test_the_solution_is_that_of_the_matrix_of_the_balance_of_every_cell():
-    N, a, f = 8, media(8)[:1], torch.randn(1, 8, 8, dtype=torch.float64)
-    A = np.zeros((N, N, N, N))
-    for i, j in np.ndindex(N, N):
-        for n, m in ((i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)):
-            if 0 <= n < N and 0 <= m < N:
-                face = 2 / (1 / a[0, i, j] + 1 / a[0, n, m])
-                A[i, j, n, m] = -N * N * face
-            else:
-                face = 2 * a[0, i, j]
-            A[i, j, i, j] += N * N * face
-    u = np.linalg.solve(A.reshape(N * N, N * N), f.reshape(-1)).reshape(1, N, N)
-    assert l2re(darcy(a, f), u) < 1e-12
 
 
 def test_potential_and_flux_through_two_layers_are_of_second_order():
@@ -69,11 +54,3 @@ def test_the_conjugate_gradients_reach_rounding_at_the_rate_of_theory_on_every_g
         darcy(a, iterations=8)
     with pytest.raises(FloatingPointError):
         darcy(a * np.nan, iterations=rounds)
-
-
-def test_half_of_the_medium_is_permeable():
-    a = media(96, 40)
-    share = (a == 12).double().mean((1, 2))
-    assert abs(share.mean() - 0.5) < 0.1 and share.std() > 0.05 and set(a.unique().tolist()) == {3, 12}
-    walls = (a.diff(dim=1) != 0).double().mean()            # with independent cells it would be 1/2
-    assert 0.01 < walls < 0.1, walls
