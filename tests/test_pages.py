@@ -20,6 +20,7 @@ from helpers import run, write_two
 from lab import bench, interpret, reproduce
 from nets import baselines
 from nets.build import OPTIMIZERS
+from runtime.runs import read_log
 from sources import generate, prepare
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -105,6 +106,29 @@ def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_pa
 
 
 @pytest.mark.slow
+def test_tensorboard_reads_the_log_as_the_contributing_page_writes_it(tmp_path, monkeypatch, pretrained):
+    pytest.importorskip('tensorboard', reason='pip install tensorboard')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pretrained, 'out/nano')
+    exec(blocks_of('Plug in')[1], {})
+    board = EventAccumulator('out/nano').Reload()
+    logged = [(line['step'], line['loss']) for line in read_log('out/nano/log.jsonl') if 'loss' in line]
+    np.testing.assert_allclose([(event.step, event.value) for event in board.Scalars('loss')], logged, rtol=1e-6)
+
+
+def test_safetensors_keep_the_weights_as_the_contributing_page_writes_them(tmp_path, monkeypatch):
+    pytest.importorskip('safetensors', reason='pip install safetensors')
+    from safetensors.torch import load_file
+    (tmp_path / 'weights').symlink_to(ROOT / 'weights')
+    monkeypatch.chdir(tmp_path)
+    exec(blocks_of('Plug in')[2], {})
+    weights = load_file('mini.safetensors')
+    for name, value in evaluate.load('weights/mini.pt').state_dict().items():
+        assert torch.equal(weights.pop(name), value), name
+    assert not weights
+
+
 def test_an_exported_network_predicts_the_same_without_this_project(tmp_path, monkeypatch):
     (tmp_path / 'weights').symlink_to(ROOT / 'weights')
     monkeypatch.chdir(tmp_path)

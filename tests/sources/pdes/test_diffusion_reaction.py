@@ -1,9 +1,10 @@
-"""Tests of pdes/diffusion_reaction.py: the linearised system, the benchmark's own file."""
+"""Tests of pdes/diffusion_reaction.py: the linearised system, measured orders, the benchmark's own file."""
 import h5py
 import numpy as np
+import pytest
 import torch
 
-from fields import PI, centres, l2re, raw
+from fields import PI, centres, coarse, l2re, orders, raw
 from sources.pdes.diffusion_reaction import diffusion_reaction
 
 
@@ -21,6 +22,20 @@ def test_a_small_cosine_mode_follows_the_matrix_exponential_of_the_linearised_sy
     assert (growth - exact).abs().max() < 1e-5, (growth, exact)
     rest = frames[0, -1] - fixed - eps * growth * mode[0, ..., None]
     assert rest.abs().max() < 1e-4 * eps                # no other mode appears, as the mirror cells are exact
+
+
+@pytest.mark.slow
+def test_diffusion_reaction_is_fourth_order_in_time_and_second_in_space():
+    def solve(N, steps, D=5e-3):
+        x, y = centres(N, -1, 1)
+        u = (torch.cos(PI * x) * torch.cos(PI * y / 2 + PI / 2) + 0.3 * torch.cos(2 * PI * y))[None]
+        return diffusion_reaction(u, -u, 2, dt=1.0, Du=D, Dv=2 * D, steps=steps)[:, 1].movedim(-1, 1)
+    exact = solve(16, 160)
+    in_time = orders([l2re(solve(16, n), exact) for n in (10, 20, 40)])
+    assert (abs(in_time - 4) < 0.4).all(), in_time
+    exact = coarse(solve(128, 400, 0.01), 8)
+    in_space = orders([l2re(coarse(solve(N, 40, 0.01), 8), exact) for N in (8, 16, 32)])
+    assert (abs(in_space - 2) < 0.25).all(), in_space
 
 
 def test_diffusion_reaction_agrees_with_the_benchmark_once_the_grid_noise_is_gone():

@@ -8,6 +8,12 @@ from fields import centres, l2re, orders, raw, starts
 from sources.pdes.shallow_water import dam_break, shallow_water
 
 
+def test_a_lake_at_rest_stays_at_rest():
+    h = torch.full((1, 16, 16), 1.7, dtype=torch.float64)
+    frames = shallow_water(h, 0 * h, 0 * h, 20, dt=0.1, full=True)
+    assert (frames[0, -1, ..., 0] - h[0]).abs().max() < 1e-13 and frames[0, -1, ..., 1:].abs().max() < 1e-13
+
+
 def stoker(x, t, hL, hR, g=1.0):
     """Exact dam break at x = 0: (h, u) at time t (Stoker 1957)."""
     cL = np.sqrt(g * hL)
@@ -38,6 +44,25 @@ def test_dam_break_converges_to_the_exact_solution(hR, worst):
         return abs(ours[:, 0].numpy() - stoker(x.numpy(), 0.8, 2.0, hR)[0]).mean()
     errors = [error(N) for N in (32, 64)]
     assert errors[-1] < worst and (orders(errors) > 0.7).all(), (errors, orders(errors))
+
+
+@pytest.mark.slow
+def test_shallow_water_is_second_order_where_smooth():
+    """A simple wave: u - 2c is constant, so c moves along straight lines of speed 3c - 2."""
+    def error(N, t=0.6):
+        n = 8
+        x = centres(n * N, -2.5, 2.5)[0][:, 0].numpy()
+        hump = lambda x: 1 + 0.1 * np.exp(-4 * (x + 0.5) ** 2)
+        x0 = x.copy()
+        for _ in range(60):
+            x0 = x - (3 * hump(x0) - 2) * t
+        mean = lambda c: torch.from_numpy(np.stack([c ** 2, c ** 2 * 2 * (c - 1)]).reshape(2, N, n).mean(-1))
+        start, exact = mean(hump(x)), mean(hump(x0))
+        h, hu = (row[None, :, None].expand(1, N, N) for row in start)
+        ours = shallow_water(h, hu, 0 * h, 2, dt=t)[0, 1, :, 0]
+        return (ours - exact[0]).abs().mean().item()
+    errors = [error(N) for N in (32, 64, 128)]
+    assert (orders(errors) > 1.7).all(), (errors, orders(errors))
 
 
 def test_mass_is_conserved_and_the_dam_break_stays_symmetric_until_waves_leave():
