@@ -129,6 +129,7 @@ def test_safetensors_keep_the_weights_as_the_contributing_page_writes_them(tmp_p
     assert not weights
 
 
+@pytest.mark.slow
 def test_an_exported_network_predicts_the_same_without_this_project(tmp_path, monkeypatch):
     (tmp_path / 'weights').symlink_to(ROOT / 'weights')
     monkeypatch.chdir(tmp_path)
