@@ -449,8 +449,8 @@ def reference(trained, dataset, args, processes):
         return dataset
     from sources import generate  # the solvers, where data have to be made
     solved = dataset.name in generate.FAMILIES and not dataset.steady
-    ours = generate.plan(dataset.name).attributes()['source'] if solved else ''
-    ours = {**dataset.header, 'source': ours}
+    source = generate.plan(dataset.name).attributes()['source'] if solved else ''
+    ours = {**dataset.header, 'source': source}
     what, words = data.difference(dataset.header, ours, dataset.path, 'our solver')
     if what or not solved:
         words = f', for {words}' if what else ''
