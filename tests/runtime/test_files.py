@@ -11,7 +11,7 @@ from runtime import files
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     path = tmp_path / 'a.json'
     path.write_text('old')
-    for error, kind, words in ((OSError(errno.ENOSPC, ''), configs.InputError, r'a.json: cannot be written \(No space'),
+    for error, kind, words in ((OSError(errno.ENOSPC, 'No space left'), configs.InputError, r'a.json: cannot be written \(No space'),
                                (KeyError('broken'), KeyError, 'broken')):
         with pytest.raises(kind, match=words), files.replacing(path) as part:
             part.write_text('half')
