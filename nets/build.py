@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from aotpot import AOTPOT, FourierMixer, TemporalAggregation
-from configs import InputError
+from configs import InputError, nearest
 from nets import fast, sinkhorn_kernel  # noqa: F401, whose import gives `sinkhorn` its kernel
 from nets.baselines import BASELINES
 from nets.experts import Experts
@@ -21,18 +21,18 @@ def build(config, form='fast', headers=None):
     headers: its attribute `data`, of the training's files, {name: data.read_headers}.
     Raises InputError for an unknown network or a missing package.
     """
-    if config.network in BASELINES:
-        model = BASELINES[config.network](config)
-        model.config = config
-    elif config.network == 'aotpot':
+    if config.network == 'aotpot':
         difference = fast.disagreement(config) if form == 'fast' else ''
         if difference:
-            form = 'paper'
             warn(f'{difference}: aotpot.py is taken, which is slower')
-        model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
+        network = AOTPOT if difference or form == 'paper' else fast.Fast
+        model = network(config, Experts)
+    elif config.network in BASELINES:
+        model = BASELINES[config.network](config)
+        model.config = config
     else:
-        known = ' '.join(['aotpot', *BASELINES])
-        raise InputError(f'network {config.network}: there is none of that name; known: {known}')
+        raise InputError(f'network {config.network}: there is none of that name'
+                         + nearest(config.network, ['aotpot', *BASELINES]))
     model.data = headers or {}
     return model
 

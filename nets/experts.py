@@ -12,9 +12,7 @@ from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """PyTorch's, over the samples of this process, as in MoE-POT's code. A frozen one is always as
-    in evaluation.
-    """
+    """PyTorch's, over the samples of this process; a frozen one is always as in evaluation."""
 
     def train(self, mode=True):
         return super().train(mode and self.weight.requires_grad)
@@ -99,7 +97,7 @@ def expert_layers(model):
 def balance_loss(model):
     """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, over B.
 
-    It is of the B samples of this process, differentiable, and 0 without experts. Call it once
+    It is differentiable, of the B samples of this process, and 0 without experts. It is taken once
     after each forward pass of a training: it notes the shares of the experts and lets go of the
     graph.
     """

@@ -21,11 +21,9 @@ TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
 torch.serialization.add_safe_globals([argparse.Namespace])         # which holds the arguments of DPOT's runs
 
 
-def require_finite(weights, where='', advice=''):
-    """Raise InputError for the first tensor of {name: tensor} with values that are not finite."""
-    for name, value in weights.items():
-        if not value.isfinite().all():
-            raise InputError(f'{where}the weights {name} are not finite{advice}')
+def not_finite(weights):
+    """The name of the first tensor of {name: tensor} with values that are not finite, or None."""
+    return next((name for name, value in weights.items() if not value.isfinite().all()), None)
 
 
 def load_file(path):
@@ -49,7 +47,8 @@ def load_file(path):
             saved = convert_dpot(state, saved.get('args'))
         saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
         ModelConfig(**saved['config']['model'])
-        require_finite(saved['model'])
+        if name := not_finite(saved['model']):
+            raise ValueError(f'the weights {name} are not finite')
     except Exception as error:      # torch.load has no common class for what can be wrong with a file
         cause = ' '.join(str(error).split())[:200]
         raise InputError(f'{path}: damaged, or no checkpoint of train.py, DPOT or MoE-POT ({cause})') from None
@@ -74,8 +73,9 @@ def save_file(saved, path):
 
     Raises InputError for weights that are not finite.
     """
-    require_finite(saved['model'], f'{path}: ', f' at step {saved["step"]}, so they are not saved; begin another run '
-                                                f'with smaller values of --lr, --alpha and --t_init')
+    if name := not_finite(saved['model']):
+        raise InputError(f'{path}: the weights {name} are not finite at step {saved["step"]}, so they are not saved; '
+                         f'begin another run with smaller values of --lr, --alpha and --t_init')
     with files.replacing(path) as part, open(part, 'wb') as file:
         try:
             torch.save(saved, file)
@@ -101,37 +101,37 @@ def start_from(model, source):
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a
     whole if channels, patch or dimension differ (paper, parameter-informed setting). Raises
-    InputError for the weights of another kind of network, and for those of dimensionless fields in a
-    network of raw ones.
+    InputError for another kind of network, and for weights of dimensionless fields in one of raw
+    ones.
     """
     state = source['model']
-    network = source['config']['model'].get('network', 'aotpot')
+    config = source['config']['model']
+    network = config.get('network', 'aotpot')
     if network != model.config.network:
         raise InputError(f'{source["path"]}: the weights of --network {network} do not fit {model.config.network}')
-    if source['config']['model'].get('normalize', False) and not model.config.normalize:
+    if config.get('normalize', False) and not model.config.normalize:
         raise InputError(f'{source["path"]}: these weights were trained with --normalize; give --normalize')
     tensors = model.state_dict()
+    first = 'embed.conv.weight'
+    other = first in tensors and state[first].shape != tensors[first].shape
+    boundary = ('embed.conv.', 'embed.project.', 'readout.') if other else ()
     resized = []
     fresh = []
-    first = 'embed.conv.weight'
-    boundary = ('embed.conv.', 'embed.project.', 'readout.')
-    other = first in tensors and state[first].shape != tensors[first].shape
     for name, value in tensors.items():
         old = state.get(name, value.new_empty(0))
-        if old.shape == value.shape and not (other and name.startswith(boundary)):
+        if old.shape == value.shape and not name.startswith(boundary):
             value.copy_(old)
         elif name == 'embed.position' and old.ndim == value.ndim and len(old) == len(value):
             value.copy_(model.embed.resize(old, value.shape[1:]))
             resized.append(name)
         else:
             fresh.append(name)
-    left_out = [name for name in state if name not in tensors]
 
     def listed(names):
         return ''.join(dict.fromkeys(re.sub(r'\.\d+', '.*', f' {name}') for name in names))
-    loaded = len(tensors) - len(resized) - len(fresh)
-    return (f'{source["path"]}: {loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh'
-            + listed(fresh) + (' and left out:' if left_out else '') + listed(left_out))
+    left_out = listed(name for name in state if name not in tensors)
+    return (f'{source["path"]}: {len(tensors) - len(resized) - len(fresh)} of {len(state)} tensors loaded, '
+            f'{len(resized)} resized, {len(fresh)} fresh{listed(fresh)}' + (left_out and f' and left out:{left_out}'))
 
 
 def maps_in(path, channels):

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from configs import InputError, show
 from runtime.terminal import SIGNALS, handling
 
-WIDE = 256                  # the token width from which bf16 pays on a CPU, unlike in nano and mini
+WIDE = 256                  # the token width from which bf16 pays on a CPU with AMX, unlike in nano and mini
 TIMEOUT = timedelta(hours=1)        # of a process that waits for others; rank 0 alone generates data, for minutes
 
 
@@ -57,16 +57,13 @@ def choose_device(name='auto'):
 def precision(dtype, processes, width=0):
     """--dtype, where 'auto' is 'bf16' if all processes gain by it, and else 'fp32'.
 
-    That is on a GPU that has it, and on a processor with AMX for a token width of at least WIDE;
-    with AVX512-BF16 alone bf16 is slower than fp32.
-    width: that of the network, 0 for fp32 on every processor.
+    width: that of a token. On a CPU a network gains from WIDE on, and with AMX alone.
     """
     if dtype != 'auto':
         return dtype
-    if processes.device.type == 'cuda':
-        gains = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        gains = processes.device.type == 'cpu' and width >= WIDE and torch.cpu._is_amx_tile_supported()
+    kind = processes.device.type
+    gains = (kind == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
+             or kind == 'cpu' and width >= WIDE and torch.cpu._is_amx_tile_supported())
     return 'bf16' if processes.sum(torch.tensor(float(gains))) == processes.world_size else 'fp32'
 
 
@@ -100,9 +97,9 @@ def setup(name='auto', threads=0, settings=None):
 def require_same(settings, processes):
     """Raise InputError for the first of {flag: value} that another process has with another value."""
     hashes = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
-    others = processes.sum(hashes) - processes.world_size * hashes
-    for (name, value), difference in zip(settings.items(), others.tolist()):
-        if difference:
+    same = processes.sum(hashes) == processes.world_size * hashes
+    for (name, value), equal in zip(settings.items(), same):
+        if not equal:
             raise InputError(f'--{name} {show(value) or "(none)"}: another process has another value; give all of '
                              f'them the same command, and an --out on a disk that they share')
 

@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def available():
-    """The bytes that this process may still take, of the machine or of a container; inf if the system is not Linux."""
+    """The bytes that this process may still take of the machine or a container; inf without Linux."""
     meminfo = Path('/proc/meminfo')
     if not meminfo.exists():
         return math.inf
@@ -32,9 +32,8 @@ def saved_bytes(model):
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
-    u = torch.ones(1, config.frames, *config.resolution, config.channels)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        prediction = model(u)
+        prediction = model(torch.ones(1, config.frames, *config.resolution, config.channels))
     for x in [prediction, *model.parameters(), *model.buffers()]:
         kept.pop(x.untyped_storage().data_ptr(), None)
     return sum(kept.values())
@@ -43,7 +42,7 @@ def saved_bytes(model):
 def forecast(model, samples, parts):
     """A line on what a step needs and what there is; where it does not fit, on what does.
 
-    samples: of a pass, parts: passes of a step, --accumulate.
+    samples: of a pass. parts: passes of a step, --accumulate.
     """
     fixed = 4 * sum(x.numel() * x.element_size() for x in model.parameters())   # weights, gradients, two moments
     each = saved_bytes(model)

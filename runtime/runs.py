@@ -11,6 +11,7 @@ from configs import InputError, ModelConfig, RunConfig, TrainConfig, show
 from runtime import checkpoint, distributed, files
 
 FORMAT = 1                      # of last.pt; a change of what it holds gets another number
+INSTEAD = 'start another --out from its weights with --init_from, or in finetune.py with --checkpoint'
 # flags that a resumed run may change: those of the machine, which it always takes from the command, and others that
 # change nothing that is computed; its datasets are compared with their files
 OF_THE_MACHINE = {'out', 'device', 'compile', 'resume'}
@@ -25,27 +26,20 @@ class State:
     best: float = math.inf      # the lowest error on validation data
 
 
-# ---------------------------------------------------------------------------------------- which run
-
 def checkpoint_to_resume(run, processes):
     """The dict of the last.pt that --resume continues, or None.
 
     Raises InputError if a run would be replaced, and where processes have found different ones.
     """
     out = Path(run.out)
-    path = out / 'last.pt'
-    saved = None
-    if run.resume and path.exists():
-        saved = checkpoint.load_file(path)
-        if saved.get('format') != FORMAT:
-            raise InputError(f'{path}: weights without a run to resume, or a run of another version; start another '
-                             f'--out from them with --init_from, or in finetune.py with --checkpoint')
-    else:
-        found = [path.name for path in sorted(out.glob('*'))
-                 if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
-        if found:
-            raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); continue that of a last.pt '
-                             f'with --resume, choose another --out, or delete it')
+    found = sorted(path.name for path in out.glob('*')
+                   if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json'))
+    saved = checkpoint.load_file(out) if run.resume and 'last.pt' in found else None
+    if found and not saved:
+        raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); continue that of a last.pt '
+                         f'with --resume, choose another --out, or delete it')
+    if saved and saved.get('format') != FORMAT:
+        raise InputError(f'{saved["path"]}: weights without a run to resume, or a run of another version; {INSTEAD}')
     distributed.require_same({'resume': f'of {out} at step {saved["step"] if saved else 0}'}, processes)
     return saved
 
@@ -58,8 +52,8 @@ def settings_of(command):
 
 def flat(settings):
     """{flag: value} of what `settings_of` returns."""
-    model, recipe, run, tune = (settings[part] for part in ('model', 'train', 'run', 'finetune'))
-    return {'size': settings['size'], **model, **recipe, **run, **tune}
+    return {'size': settings['size'], **settings['model'], **settings['train'], **settings['run'],
+            **settings['finetune']}
 
 
 def taken_over(command, saved):
@@ -71,11 +65,9 @@ def taken_over(command, saved):
     now = flat(settings_of(command))
     before = flat(settings)
     for name in sorted(command.given - MAY_DIFFER):
-        one, other = show(now[name]), show(before.get(name, ''))
-        if one != other:
-            raise InputError(f'--{name} {one or "(none)"}: the run to resume has {other or "none"}; repeat its '
-                             f'command, or begin another --out, from its weights with --init_from or in '
-                             f'finetune.py with --checkpoint')
+        asked, its = (show(values.get(name, '')) or 'none' for values in (now, before))
+        if asked != its:
+            raise InputError(f'--{name} {asked}: the run to resume has {its}; repeat its command, or {INSTEAD}')
     kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
     return command._replace(
         model=ModelConfig(**settings['model']), recipe=TrainConfig(**settings['train']),
@@ -93,15 +85,13 @@ def require_same_data(before, now, folder):
                                  f'fields or attributes; restore it, or choose another --out')
 
 
-# ---------------------------------------------------------------------------------------- its files
-
 def save(training, processes):
     """Write the last.pt of a train.Training, with all that `restore` takes over."""
     if processes.rank == 0:
         state = {'model': training.model.state_dict(), 'optimizer': training.optimizer.state_dict(),
                  'rng': torch.get_rng_state(), 'format': FORMAT}
-        path = Path(training.command.run.out, 'last.pt')
-        checkpoint.save_file({**state, **vars(training.progress), **training.metadata}, path)
+        checkpoint.save_file({**state, **vars(training.progress), **training.metadata},
+                             Path(training.command.run.out, 'last.pt'))
 
 
 def restore(saved, model, optimizer):
