@@ -344,7 +344,6 @@ def score_weights(training, log, processes):
     if run.keep and processes.rank == 0:
         save_file(weights, Path(run.out, f'step{progress.step}.pt'))
     log.append({'step': progress.step, split: error if math.isfinite(error) else None})
-    log.go_on()
 
 
 def is_due(step, command):
@@ -422,7 +421,7 @@ def run_to_the_end(training, processes):
     def note(number, _):
         arrived.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills the process
-    log.go_on()                                                 # compiling does not count
+    log.since = time.perf_counter()                             # compiling does not count
     with terminal.handling(terminal.SIGNALS, note), closing(batches):
         # no name for the network of several processes: it has to go before the group that it uses, or both may wait
         stop = fit(training, distributed.data_parallel(compiled, processes), batches, log, arrived, processes)

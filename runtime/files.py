@@ -23,8 +23,8 @@ def naming(path, problem='cannot be read', errors=OF_FILES):
     except InputError:
         raise
     except errors as error:
-        cause = getattr(error, 'strerror', None) or str(error)          # HDF5's own words, or those of the system
-        raise InputError(f'{path}: {problem} ({" ".join(cause.split()) or repr(error)})') from error
+        cause = getattr(error, 'strerror', None) or str(error) or repr(error)
+        raise InputError(f'{path}: {problem} ({" ".join(cause.split())})') from error
 
 
 @contextmanager
@@ -64,12 +64,12 @@ def require_new(path):
 
 
 def require_held(folder):
-    """Raise InputError where the lock in a folder is no longer the one that this process has taken."""
+    """Raise InputError where the lock in a folder is no longer the one that this process took."""
     held = HELD.get(os.path.abspath(folder))
     path = Path(folder, 'lock')
     if held and not (path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat())):
-        raise InputError(f'{folder}: this folder or the lock in it was deleted, moved or replaced by another process; '
-                         f'so this one, which wrote into it, ends')
+        raise InputError(f'{folder}: this folder or the lock in it was deleted, moved or replaced '
+                         f'by another process; so this one, which wrote into it, ends')
 
 
 @contextmanager
@@ -93,11 +93,12 @@ def lock(folder, processes=None, wait=''):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
-                raise InputError(f'{path}: another process is writing into this folder; stop it or wait') from None
+                raise InputError(f'{path}: another process is writing into this folder; stop it '
+                                 f'or wait') from None
             print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
+            warn(f'{path}: no lock here keeps a second process out ({error})')
         else:
             for part in path.parent.glob(PART.format('[0-9a-f]' * 16)):
                 part.unlink(missing_ok=True)               # of a killed process, which had the lock

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from configs import InputError, nearest, show
 
-# which end a command, and a training once it is saved; SIGPIPE: a reader of stdout, such as `head`, has gone
+# which end a command, and a training once it is saved; by SIGPIPE a reader such as `head` has gone
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE
 
 
@@ -54,8 +54,8 @@ def fail(message):
     """Print one line on standard error, with AOTPOT_TRACEBACK=1 below the traceback; exit 2."""
     if os.environ.get('AOTPOT_TRACEBACK') and sys.exc_info()[0]:
         traceback.print_exc()
-    line = message.replace('\n', '\\n')                                # a name may have line breaks
-    print(f'error: {line}\n', end='', file=sys.stderr, flush=True)             # at once, beside other processes
+    line = message.replace('\n', '\\n')                        # a name may have line breaks
+    print(f'error: {line}\n', end='', file=sys.stderr, flush=True)     # at once, beside others
     sys.exit(2)
 
 
@@ -83,8 +83,8 @@ def cli(main):
     def stop(number, _):
         raise KeyboardInterrupt(number)               # as Ctrl-C, so that what is half-written goes
     if hasattr(sys.stdout, 'reconfigure'):
-        sys.stdout.reconfigure(errors='backslashreplace')             # for names that its encoding lacks
-    at_once = 'TORCHELASTIC_RUN_ID' in os.environ   # gloo's threads may abort one of several processes as it ends
+        sys.stdout.reconfigure(errors='backslashreplace')       # for names that its encoding lacks
+    at_once = 'TORCHELASTIC_RUN_ID' in os.environ   # gloo's threads may abort a process as it ends
     try:
         with handling(SIGNALS, stop):
             code = main() or 0
@@ -92,13 +92,12 @@ def cli(main):
     except KeyboardInterrupt as error:
         code = 128 + error.args[0]
         at_once = True                     # sys.exit would wait for solvers in threads of their own
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)               # or the next line may send it again
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)           # or the next line may send it again
         with suppress(BrokenPipeError):
             print(f'stopped by {signal.Signals(error.args[0]).name}', file=sys.stderr)
-    except (InputError, FloatingPointError) as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
+    except (InputError, FloatingPointError, OSError) as error:
+        path = getattr(error, 'filename', None)
+        fail(f'{path}: {error.strerror}' if path else str(error))
     if at_once:
         with suppress(BrokenPipeError):
             sys.stdout.flush()
@@ -124,8 +123,9 @@ def table(title, rows, float_format='.4f'):
         large = float_format[-1] == 'f' and abs(value) >= 1e4
         return f'{value:.2e}' if large else f'{value:{float_format}}'
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    headings = [heading.split('\n')[::-1] for heading in (title, *columns)]             # from the lowest line
+    headings = [heading.split('\n')[::-1] for heading in (title, *columns)]     # the lowest first
     grid = [*zip_longest(*headings, fillvalue='')][::-1]
     grid += [(name, *(cell(row.get(column)) for column in columns)) for name, row in rows.items()]
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
-    return [(name.ljust(first) + ''.join(map(str.rjust, cells, widths))).rstrip() for name, *cells in grid]
+    lines = [name.ljust(first) + ''.join(map(str.rjust, cells, widths)) for name, *cells in grid]
+    return [line.rstrip() for line in lines]

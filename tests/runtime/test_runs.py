@@ -106,7 +106,7 @@ def begun(pretrained, folder, tmp_path):
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--lr', '0.5'], '--lr 0.5: the run to resume has 0.01; repeat its command, or begin another --out'),
+    (['--lr', '0.5'], '--lr 0.5: the run to resume has 0.01; repeat its command, or choose another --out'),
     (['--init_from', 'a.pt'], '--init_from a.pt: the run to resume has none'),
     (['--size', 'mini'], '--size mini: the run to resume has nano'),
     (['--threads', '2'], '--threads 2: the run to resume has 1'),
@@ -164,7 +164,7 @@ def test_no_run_is_replaced(left, resume, begun, folder, refused):
         return
     names = ' '.join(sorted(before))
     refused([*command(folder, begun, steps=8)[1:], *resume],
-            f'--out {begun}: the folder holds a run ({names}); continue that of a last.pt with --resume, choose')
+            f'--out {begun}: the folder holds {names}; continue the last.pt of a run of this version with --resume, or')
     assert before and contents(begun) == before
 
 
@@ -231,8 +231,8 @@ def test_a_run_of_another_version_is_refused_in_a_line_that_names_what_to_do(beg
     saved = torch.load(begun / 'last.pt', weights_only=True)
     torch.save({**saved, 'format': runs.FORMAT + 1}, begun / 'last.pt')
     before = contents(begun)
-    refused(command(folder, begun, '--resume', steps=8)[1:], f'{begun}/last.pt: weights without a run to resume, or a '
-            'run of another version; start another --out from them with --init_from')
+    refused(command(folder, begun, '--resume', steps=8)[1:],
+            'a run of this version with --resume, or choose another --out, from its weights with --init_from')
     assert contents(begun) == before
 
 
