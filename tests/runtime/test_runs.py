@@ -84,13 +84,6 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     assert files == contents(broken)
 
 
-def test_a_signal_before_the_first_step_is_one_line_too(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, 'compile_model', lambda *args: signal.raise_signal(signal.SIGTERM))
-    flags = command(folder, tmp_path / 'out')[1:]
-    code, printed = in_a_fork(flags, tmp_path / 'printed', monkeypatch)
-    assert code == 128 + signal.SIGTERM and printed.splitlines()[-1] == 'stopped by SIGTERM'
-
-
 def contents(out):
     """The bytes of all files in a folder but its lock."""
     return {path.name: path.read_bytes() for path in out.iterdir() if path.name != 'lock'}
@@ -130,7 +123,7 @@ def test_data_that_are_not_those_of_the_run_are_refused(attributes, split, begun
     refused(flags, f'--resume: {folder}/own/{split}.h5 is not the file of the run, but has other fields or attributes')
 
 
-def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun, capsys):
+def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun):
     lines, path = log(begun), begun / 'log.jsonl'
     path.write_text(path.read_text() + '{"step": 9, "lo')
     assert log(begun) == lines
@@ -152,19 +145,19 @@ def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another
     assert ' bf16 on 1 x cpu' in call(command(folder, out, '--resume', steps=3)[1:])[2]
 
 
-@pytest.mark.parametrize('resume', [[], ['--resume']])
-@pytest.mark.parametrize('left', ['last.pt', 'log.jsonl', 'step4.pt', 'all but *.pt'])
-def test_no_run_is_replaced(left, resume, begun, folder, refused):
+@pytest.mark.parametrize('left, resume', [
+    ('last.pt', []), ('log.jsonl', []), ('step4.pt', ['--resume']), ('last.pt', ['--resume'])])
+def test_no_run_is_replaced_and_none_of_another_version_continued(left, resume, begun, folder, refused):
+    saved = torch.load(begun / 'last.pt', weights_only=True)
+    torch.save({**saved, 'format': runs.FORMAT + 1}, begun / 'last.pt')
     (begun / 'step4.pt').write_text('weights')
     for path in begun.iterdir():
-        if path.suffix == '.pt' if left.startswith('all') else path.name != left:
+        if path.name != left:
             path.unlink()
     before = contents(begun)
-    if left == 'last.pt' and resume:
-        return
-    names = ' '.join(sorted(before))
     refused([*command(folder, begun, steps=8)[1:], *resume],
-            f'--out {begun}: the folder holds {names}; continue the last.pt of a run of this version with --resume, or')
+            f'--out {begun}: the folder holds {left}; continue the last.pt of a run of this version with --resume, or '
+            'choose another --out, from its weights with --init_from')
     assert before and contents(begun) == before
 
 
@@ -225,15 +218,6 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert sorted(contents(broken)) == ['config.json', 'last.pt', 'log.jsonl']       # no .part
     assert call(resume)[0] == 0
     assert_equal(whole, broken)
-
-
-def test_a_run_of_another_version_is_refused_in_a_line_that_names_what_to_do(begun, folder, refused):
-    saved = torch.load(begun / 'last.pt', weights_only=True)
-    torch.save({**saved, 'format': runs.FORMAT + 1}, begun / 'last.pt')
-    before = contents(begun)
-    refused(command(folder, begun, '--resume', steps=8)[1:],
-            'a run of this version with --resume, or choose another --out, from its weights with --init_from')
-    assert contents(begun) == before
 
 
 def test_processes_that_find_other_runs_refuse_to_train(begun):
