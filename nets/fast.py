@@ -115,7 +115,7 @@ def fourier_matrix(n, modes, half, device, dtype):
     with torch.inference_mode(False):                                   # or no training takes it
         pair = matrix.reshape(rows, -1), inverse.reshape(rows, -1).T
         pair = tuple(torch.tensor(M, device=device, dtype=dtype) for M in pair)
-    if not torch.compiler.is_compiling():           # torch.export would leave tensors without numbers here
+    if not torch.compiler.is_compiling():       # torch.export would leave tensors without numbers
         MATRICES[key] = pair
     return pair
 
@@ -336,7 +336,7 @@ def disagreement(config):
                     out.square().sum(), [*model.parameters()], materialize_grads=True)
                 results.append(torch.cat([x.flatten() for x in (out, *gradients)]))
         error = (results[1] - results[0]).norm() / results[0].norm()
-        cause = '' if error <= 1e-11 else f'outputs and gradients are {error:.1e} apart'        # or NaN
+        cause = '' if error <= 1e-11 else f'outputs and gradients are {error:.1e} apart'  # NaN, too
     except Exception as error:                                  # a renamed module, for example
         cause = f'{type(error).__name__}: {error}'
     return cause and f'nets/fast.py does not compute what aotpot.py does ({cause})'

@@ -32,7 +32,8 @@ def orthogonalize(G, rounds=5):
     return (X.mH if tall else X).reshape(G.shape)
 
 
-FORMS = 'matrix', 'stack', 'complex'        # (m, n), or a kernel (m, n1, n2); (..., m, n); (2, ..., m, n)
+# of a parameter: (m, n) or a kernel (m, n1, n2); (..., m, n); real and imaginary (2, ..., m, n)
+FORMS = 'matrix', 'stack', 'complex'
 
 
 def matrices_of(x, form):
@@ -88,7 +89,7 @@ class Muon(torch.optim.AdamW):
         form = group['form']
         lr = group['lr']
         momentum = group['momentum']
-        parameters = [p for p in group['params'] if p.grad is not None]         # the others are frozen
+        parameters = [p for p in group['params'] if p.grad is not None]     # the others are frozen
         if not parameters:
             return
         for p in parameters:

@@ -1,4 +1,4 @@
-"""A Triton kernel for the rounds of sinkhorn.py, forward and backward, equal to its loop to rounding.
+"""A Triton kernel for the rounds of sinkhorn.py, forward and backward, equal to it to rounding.
 
 On a GPU eager PyTorch would launch hundreds of small kernels in a forward pass. With
 create_graph=True the second derivative is that of the loop. Importing this module makes
@@ -115,8 +115,8 @@ def trusted():
             except Exception as error:                  # Triton and its compiler fail in many ways
                 TRUSTED[0] = False
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-                warnings.warn(f'the Triton kernel of nets/sinkhorn_kernel.py is not taken ({reason}); '
-                              'the loop is slower')
+                warnings.warn('the Triton kernel of nets/sinkhorn_kernel.py is not taken '
+                              f'({reason}); the loop is slower')
     return TRUSTED[0]
 
 

@@ -59,7 +59,7 @@ def choose_device(name='auto'):
 def precision(dtype, processes, width=0):
     """--dtype, where 'auto' is 'bf16' if all processes gain by it, and else 'fp32'.
 
-    width: that of a token. On a CPU a network gains from WIDE on, and with AMX alone.
+    width: that of a token; on a CPU bf16 pays from WIDE on, and only with AMX.
     """
     if dtype != 'auto':
         return dtype

@@ -36,8 +36,8 @@ def checkpoint_to_resume(run, processes):
                    if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json'))
     saved = checkpoint.load_file(out) if run.resume and 'last.pt' in found else {}
     if found and saved.get('format') != FORMAT:
-        raise InputError(f'--out {out}: the folder holds {" ".join(found)}; continue the last.pt of '
-                         f'a run of this version with --resume, or {INSTEAD}')
+        raise InputError(f'--out {out}: the folder holds {" ".join(found)}; continue the last.pt '
+                         f'of a run of this version with --resume, or {INSTEAD}')
     distributed.require_same({'resume': f'of {out} at step {saved.get("step", 0)}'}, processes)
     return saved
 

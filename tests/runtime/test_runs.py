@@ -33,12 +33,6 @@ def assert_equal(whole, broken):
         assert [line[key] for line in lines.values()] == [found[step][key] for step in lines], key
 
 
-def in_a_fork(flags, path, monkeypatch):
-    """Train in a process of its own: its exit code, and what it has printed into a file."""
-    monkeypatch.setattr(sys, 'argv', ['train.py', *map(str, flags)])
-    return exit_code(fork(train.main, path)), path.read_text()
-
-
 @pytest.mark.parametrize('optimizer', [pytest.param('adamw', marks=pytest.mark.slow), 'muon'])
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(
         optimizer, folder, tmp_path, monkeypatch, call):
@@ -50,7 +44,8 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(
     def interrupt(step, number):
         with monkeypatch.context() as patch:
             at_step(step, lambda: signal.raise_signal(number), patch)
-            return in_a_fork(resume, tmp_path / 'printed', patch)[0]
+            patch.setattr(sys, 'argv', ['train.py', *map(str, resume)])
+            return exit_code(fork(train.main, tmp_path / 'printed'))
     assert interrupt(1, signal.SIGKILL) == -signal.SIGKILL          # before the first step
     assert interrupt(9, signal.SIGKILL) == -signal.SIGKILL
     assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 6 and len(log(broken)) == 8
