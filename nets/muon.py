@@ -32,10 +32,6 @@ def orthogonalize(G, rounds=5):
     return (X.mH if tall else X).reshape(G.shape)
 
 
-# of a parameter: (m, n) or a kernel (m, n1, n2); (..., m, n); real and imaginary (2, ..., m, n)
-FORMS = 'matrix', 'stack', 'complex'
-
-
 def matrices_of(x, form):
     """A tensor as a batch of matrices: (N, m, n), or real and imaginary parts (2, N, m, n)."""
     if form == 'matrix':
@@ -50,11 +46,11 @@ class Muon(torch.optim.AdamW):
     The update of a matrix is orthogonalize(Nesterov's momentum) times sqrt(max(1, m / n)) and the
     learning rate of its group. A matrix without a gradient, such as that of an expert which no
     sample took, stays as it is.
-    matrices: {form: parameters} with the forms of FORMS, m outputs and n inputs.
-    rest: the parameters for AdamW.
+    matrices: {form: parameters} with m outputs and n inputs. 'matrix': (m, n) or a kernel
+        (m, n1, n2). 'stack': (..., m, n). 'complex': (2, ..., m, n), real and imaginary parts.
+    rest: the parameters for AdamW, whose other arguments are `settings`.
     ratio: of the first learning rate of the matrices to that of the rest.
     half: products of real matrices are in bf16, which is slow on processors without them.
-    settings: of torch.optim.AdamW.
     """
 
     def __init__(self, matrices, rest, ratio=1.0, momentum=0.95, half=False, **settings):
