@@ -10,7 +10,7 @@ import torch
 from configs import InputError, ModelConfig, RunConfig, TrainConfig, show
 from runtime import checkpoint, distributed, files
 
-FORMAT = 1                      # of last.pt; a change of what it holds gets another number
+FORMAT = 1          # of last.pt; a change of what it holds gets another number
 # flags that a resumed run may change: those of the machine, which the command always sets, and
 # others that change nothing that is computed; its datasets are compared with their files
 OF_THE_MACHINE = {'out', 'device', 'compile', 'resume'}
@@ -64,10 +64,10 @@ def taken_over(command, saved):
     now = flat(settings_of(command))
     before = flat(settings)
     for name in sorted(command.given - MAY_DIFFER):
-        asked, its = (show(values.get(name, '')) or 'none' for values in (now, before))
+        asked, its = (show(values.get(name, '')) for values in (now, before))
         if asked != its:
-            raise InputError(f'--{name} {asked}: the run to resume has {its}; repeat its command, '
-                             f'or {INSTEAD}')
+            raise InputError(f'--{name} {asked}: the run to resume has {its or "none"}; repeat its '
+                             f'command, or {INSTEAD}')
     kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
     return command._replace(
         size=settings['size'], model=ModelConfig(**settings['model']), tune=settings['finetune'],

@@ -78,7 +78,7 @@ COMMANDS = {
         (finetune, 'TUNE --dataset new --out pre', '--out pre'),
         (generate, 'swe_pdb --data file', 'file'),
         (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
-        (train, 'RUN --out weights --resume', '--out weights: the folder holds last.pt; continue the last.pt of a run of'),
+        (train, 'RUN --out weights --resume', '--out weights: the folder holds last.pt; continue the last.pt of a'),
     ],
     'checkpoints': [
         (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or no checkpoint of train.py, DPOT or MoE-POT'),
