@@ -8,6 +8,7 @@ Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datas
 whose row is the new stream.
 """
 import math
+from itertools import accumulate
 
 import torch
 
@@ -63,11 +64,9 @@ def gains(T):
     backward: the largest column sum, which bounds that of the gradient.
     ..._composite: the same of T_L ... T_l (App. C.14).
     """
-    products = [T[:, -1]]
-    for T_l in reversed(T[:, :-1].unbind(1)):
-        products.insert(0, products[0] @ T_l)
+    products = [*accumulate(reversed(T.unbind(1)), torch.matmul)]       # from T_L to T_L ... T_1
     gain = {}
-    for kind, matrices in (('', T), ('_composite', torch.stack(products, 1))):
+    for kind, matrices in (('', T), ('_composite', torch.stack(products[::-1], 1))):
         gain[f'forward{kind}'] = matrices.abs().sum(-1).amax(-1)
         gain[f'backward{kind}'] = matrices.abs().sum(-2).amax(-1)
     return gain

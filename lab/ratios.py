@@ -52,29 +52,24 @@ def ratio_of(errors, others, rows):
     return f'{math.exp(gap):.3f} [{math.exp(gap - half):.3f}, {math.exp(gap + half):.3f}]'
 
 
-def comparison(title, report):
-    """The lines of a table of ratios in a report, of rows that are there and have not diverged."""
-    rows = {}
-    for metric in ('rollouts', 'one step'):
-        table = report['tables'][f'L2RE of {metric}']['seeds']
-        means = {row: columns[MEAN] for row, columns in table.items()}
-        means = {row: seeds for row, seeds in means.items()
-                 if seeds and max(seeds.values()) < DIVERGED}
-        for row, other in COMPARISONS[report['study']]:
-            if row in means and other in means:
-                ratio = ratio_of(means[row], means[other], means)
-                rows.setdefault(f'{row} / {other}', {})[metric] = ratio
-    return terminal.table(f'{title}: ratio of errors', rows)
-
-
 def main():
     parser = terminal.Parser(description=__doc__)
     parser.add_argument('reports', nargs='*', default=sorted(Path('docs/seeds').glob('*.json')),
                         help='JSON reports of contrasts or pieces by lab.reproduce')
     for path in map(Path, parser.parse_args().reports):
+        rows = {}
         with files.naming(path, 'not a report of contrasts or pieces by lab.reproduce'):
-            lines = comparison(path.stem, json.loads(path.read_text()))
-        print('', *lines, sep='\n')
+            report = json.loads(path.read_text())
+            for metric in ('rollouts', 'one step'):
+                table = report['tables'][f'L2RE of {metric}']['seeds']
+                means = {row: columns[MEAN] for row, columns in table.items()}
+                means = {row: seeds for row, seeds in means.items()         # which did not diverge
+                         if seeds and max(seeds.values()) < DIVERGED}
+                for row, other in COMPARISONS[report['study']]:
+                    if row in means and other in means:
+                        ratio = ratio_of(means[row], means[other], means)
+                        rows.setdefault(f'{row} / {other}', {})[metric] = ratio
+        print('', *terminal.table(f'{path.stem}: ratio of errors', rows), sep='\n')
 
 
 if __name__ == '__main__':

@@ -86,10 +86,8 @@ GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --da
 LINEAR = '--residual plain --channel_maps'
 # flags for about as many parameters as AOT-POT, and steps in the time of one of its own, on EPYC
 EQUAL = {
-    'nano': {'plain': ('--width 72', 1.17), 'one stream': ('--width 72', 0.895),
-             'AdamW': ('', 1.09)},
-    'mini': {'plain': ('--width 144', 1.12), 'one stream': ('--width 144', 0.868),
-             'AdamW': ('', 1.14)},
+    'nano': {'plain': ('--width 72', 1.17), 'single': ('--width 72', 0.895), 'AdamW': ('', 1.09)},
+    'mini': {'plain': ('--width 144', 1.12), 'single': ('--width 144', 0.868), 'AdamW': ('', 1.14)},
 }
 
 
@@ -120,11 +118,9 @@ STUDIES = {
     'ablation': Study('Ablation of the three mappings', {
         'AOT-POT': '', **{f'w/o {x}': f'--ablate {x}' for x in 'adT'}}),
     'streams': Study('Number of streams', {
-        'S = 1': '--streams 1', 'S = 2': '--streams 2', 'S = 4': '', 'S = 8': '--streams 8'}),
+        f'S = {S}': '' if S == 4 else f'--streams {S}' for S in (1, 2, 4, 8)}),
     'sinkhorn': Study('Sinkhorn-Knopp rounds', {
-        '0 rounds': '--sinkhorn_iters 0', '1 round': '--sinkhorn_iters 1',
-        '5 rounds': '--sinkhorn_iters 5', '10 rounds': '--sinkhorn_iters 10', '20 rounds': '',
-        '40 rounds': '--sinkhorn_iters 40'}),
+        f'rounds = {n}': '' if n == 20 else f'--sinkhorn_iters {n}' for n in (0, 1, 5, 10, 20, 40)}),
     'alpha': Study('Initial value of alpha', {
         'alpha = 0.01': '', 'alpha = 0.05': '--alpha 0.05', 'alpha = 0.1': '--alpha 0.1'}),
     'heterogeneity': Study('Growing mixtures', GROWING),
@@ -150,7 +146,7 @@ STUDIES = {
         "DPOT's block": '--residual plain',
         "DPOT's block, equal time": [Part('--residual plain', equal='plain')],
         'one stream': '--streams 1',
-        'one stream, equal time': [Part('--streams 1', equal='one stream')],
+        'one stream, equal time': [Part('--streams 1', equal='single')],
         'AOT-POT': '',
         "DPOT's block, AdamW": '--residual plain --optimizer adamw',
         'AOT-POT, AdamW': '--optimizer adamw',
@@ -272,8 +268,7 @@ def paper_table(name, size):
     lines = [line.strip('| ').split(' | ') for line in section.splitlines() if line.startswith('|')]
     table = {}
     for row, *cells in lines[2:]:                  # above them are the columns and a line of dashes
-        columns = zip(lines[0], cells)
-        table[row] = {column: float(cell) for column, cell in columns if cell != '-'}
+        table[row] = {name: float(cell) for name, cell in zip(lines[0], cells) if cell != '-'}
     return table
 
 
@@ -294,8 +289,7 @@ def geometric_mean(row, columns):
     means = {}
     for seed in sorted(set.intersection(*(set(row.get(name, ())) for name in columns))):
         errors = np.array([row[name][seed] for name in columns])
-        sound = (errors < DIVERGED).all()
-        means[seed] = float(np.exp(np.log(errors).mean())) if sound else math.inf
+        means[seed] = math.exp(np.log(errors).mean()) if (errors < DIVERGED).all() else math.inf
     return means
 
 
@@ -355,8 +349,7 @@ def parse():
     add('--data', default='', metavar='DIR', help='of datasets [data; for nano and mini data/SIZE]')
     add('--datasets', nargs='+', default=(), metavar='X', help="mixture [the paper's in --data]")
     add('--rows', nargs='+', default=(), metavar='ROW', help='only these rows of the table [all]')
-    add('--samples', type=int, default=8, metavar='N',
-        help='trajectories of the study rollout; the paper has 1000 [8]')
+    add('--samples', type=int, default=8, metavar='N', help='trajectories of the study rollout [8]')
     add('--out', default='out/reproduce', metavar='DIR', help='of runs and tables [%(default)s]')
     add('--device', default='auto', help='auto, cpu, cuda')
     add('--list', action='store_true', help='print the commands that are to be run, one a line')
