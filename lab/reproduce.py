@@ -99,7 +99,7 @@ def finetuning(datasets, starts=(('', ' --from_scratch'), ('-FT', ''))):
 
 
 STUDIES = {
-    'main': Study('Main results: pre-trained; others, trained on each dataset alone', SYSTEMS | {
+    'main': Study('Main results: pre-trained; baselines, on each dataset alone', SYSTEMS | {
         name: f'--network {name} --datasets {{each}}' for name in baselines.BASELINES}),
     'finetune': Study('Main results: fine-tuned on each set', finetuning(PRETRAINING, [('', '')])),
     'downstream': Study('Downstream tasks', finetuning((
@@ -120,7 +120,8 @@ STUDIES = {
     'streams': Study('Number of streams', {
         f'S = {S}': '' if S == 4 else f'--streams {S}' for S in (1, 2, 4, 8)}),
     'sinkhorn': Study('Sinkhorn-Knopp rounds', {
-        f'rounds = {n}': '' if n == 20 else f'--sinkhorn_iters {n}' for n in (0, 1, 5, 10, 20, 40)}),
+        f'rounds = {n}': '' if n == 20 else f'--sinkhorn_iters {n}'
+        for n in (0, 1, 5, 10, 20, 40)}),
     'alpha': Study('Initial value of alpha', {
         'alpha = 0.01': '', 'alpha = 0.05': '--alpha 0.05', 'alpha = 0.1': '--alpha 0.1'}),
     'heterogeneity': Study('Growing mixtures', GROWING),

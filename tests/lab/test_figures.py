@@ -3,6 +3,7 @@ import json
 import math
 
 import numpy as np
+import pytest
 import torch
 
 import evaluate
@@ -53,6 +54,18 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
     assert [ax.get_title() for ax in axes[0]] == ['truth', 'prediction', '|error|']
     assert figure.get_suptitle() == 'h of swe_pdb' and axes[2, 0].get_xlabel() == 'x, 8 points'
     assert figures.scale_of_colours(truth - 0.8) == ((-(limit := (truth - 0.8).abs().max().item()), limit), 'RdBu_r')
+
+
+@pytest.mark.parametrize('space, drawn', [((16,), [(4, 16)]), ((8, 12), [(8, 12)] * 3), ((8, 12, 6), [(8, 12)] * 3)])
+def test_a_forecast_is_drawn_at_three_steps_and_in_one_dimension_along_all(plt, tmp_path, monkeypatch, space, drawn):
+    kept = []
+    monkeypatch.setattr(figures, 'save_figure', lambda folder, name, figure: kept.append(figure))
+    u = np.random.default_rng(0).random((4, *space))
+    figures.draw_forecast(u, 'u of own', tmp_path)
+    images = [ax.images[0].get_array().T for ax in kept[0].axes if ax.images]
+    assert [image.shape for image in images] == [shape if len(space) > 1 else shape[::-1] for shape in drawn]
+    middle = u[..., 3] if len(space) == 3 else u
+    np.testing.assert_array_equal(images[0], middle.T if len(space) == 1 else middle[0])
 
 
 def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory(plt, tmp_path, call):
