@@ -47,7 +47,7 @@ def require_writable(path):
     if path.suffix not in WRITTEN:
         raise InputError(f'{path}: expected a name that ends in {" ".join(WRITTEN)}')
     if path.suffix == '.nc':
-        library(path, 'netCDF4', 'netCDF4')
+        library(path, 'netCDF4')
     files.require_new(path)
 
 
@@ -88,7 +88,7 @@ def write_forecast(path, u, header):
                 file.attrs.update(channels=names, dt=dt)
                 file.update(timed)
         else:
-            with library(path, 'netCDF4', 'netCDF4').Dataset(part, 'w') as file:
+            with library(path, 'netCDF4').Dataset(part, 'w') as file:
                 file.setncatts(dict(channels=' '.join(names), dt=dt))
                 for axis, size in zip(axes, [*arrays.values()][0].shape):
                     file.createDimension(NAMES[axis], size)
