@@ -7,7 +7,6 @@ channels, X Y Z grid points; n and t are slices of trajectories and frames.
 import json
 import random
 import re
-from contextlib import contextmanager
 from itertools import product
 from typing import NamedTuple
 
@@ -22,16 +21,9 @@ from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 
 
-@contextmanager
-def open_hdf5(path):
-    """An HDF5 file, as netCDF-4 and MATLAB v7.3 are, too."""
-    with reading(path), h5py.File(path, 'r') as file:
-        yield file
-
-
 def values(path, key, index=()):
     """The part of an HDF5 dataset at an index."""
-    with open_hdf5(path) as file:
+    with reading(path), h5py.File(path) as file:
         return whole(file, key)[index]
 
 
@@ -54,7 +46,7 @@ def fno(name, path):
 
 def pdebench_flow(name, path):
     """PDEBench's compressible flow: one dataset a channel, (N, T, X, Y) or (N, T, X, Y, Z)."""
-    with open_hdf5(path) as file:
+    with reading(path), h5py.File(path) as file:
         for key, ours in numbers_of(name).items():
             if not np.isclose(file.attrs.get(key, ours), ours, rtol=1e-3, atol=0):
                 refuse(path, f'{key} = {ours:g}', file.attrs[key])
@@ -67,7 +59,7 @@ def groups(name, path):
     CNO's steady problems have `input` and `output` (X, Y) in groups Sample_<i>.
     """
     keys = ('input', 'output') if name.startswith('cno') else ('data',)
-    with open_hdf5(path) as file:
+    with reading(path), h5py.File(path) as file:
         found = sorted(filter(re.compile(r'([Ss]ample_)?\d+').fullmatch, file), key=by_number)
         shape = file[f'{found[0]}/{keys[0]}'].shape
 
@@ -82,19 +74,22 @@ def groups(name, path):
 
 def pdearena(name, source):
     """PDEArena's smoke: u, vx, vy (N, T, X, Y) in a group train, valid or test."""
-    parts = {}                                              # {file/group: (T, X, Y, dt)}
+    forms = {}                                              # {file/group: (T, X, Y, dt)}
     for path in sorted(source.glob('[!.]*.h5')) if source.is_dir() else [source]:
-        with open_hdf5(path) as file:
+        with reading(path), h5py.File(path) as file:
             group, = {'train', 'valid', 'test'} & file.keys()
-            parts[path / group] = *file[f'{group}/u'].shape[1:], float(file[f'{group}/dt'][0])
-    if len({*parts.values()}) != 1:
-        refuse(source, 'files *.h5 of one shape and dt', {*parts.values()} or 'none',
+            forms[path / group] = *file[f'{group}/u'].shape[1:], float(file[f'{group}/dt'][0])
+    if len({*forms.values()}) != 1:
+        refuse(source, 'files *.h5 of one shape and dt', {*forms.values()} or 'none',
                'keep each dataset in its own folder')
-    runs = runs_of([*parts], 'NTXY', 'u', 'vx', 'vy')
-    splits = {split: [(piece, n) for piece, n in runs.items if piece.parts[0][0].name == split]
-              for split in ('train', 'valid', 'test')}
-    return Source(runs.shape, {'test': splits['test'], 'train': splits['train'] + splits['valid']},
-                  runs.read, dict(dt=[*parts.values()][0][-1]))
+    order = sorted(forms, key=lambda place: place.name == 'valid')      # which comes after train
+    runs = runs_of(order, 'NTXY', 'u', 'vx', 'vy')
+    splits = {'test': [], 'train': []}
+    for piece, n in runs.items:
+        splits['test' if piece.parts[0][0].name == 'test' else 'train'].append((piece, n))
+    return runs._replace(items={split: items[:getattr(DATASETS[name], split)]
+                                for split, items in splits.items()},
+                         attributes=dict(dt=forms[order[0]][-1]))
 
 
 def find_pieces(source, key):
@@ -102,7 +97,7 @@ def find_pieces(source, key):
     count = len([*source.glob(f'{key}_*.nc')])
     items = []
     for path in [source / f'{key}_{i}.nc' for i in range(count)] or [source]:
-        with open_hdf5(path) as file:
+        with reading(path), h5py.File(path) as file:
             N, *shape = file[key].shape
         items += [(path, i) for i in range(N)]
     return items, tuple(shape)
@@ -235,7 +230,7 @@ def fields_of(path):
     dim_varying names] + (D,) * order. Those that vary in time come first.
     """
     axes, channels = {}, {}
-    with open_hdf5(path) as file:
+    with reading(path), h5py.File(path) as file:
         kind, title = (names_of(file.attrs[key])[0] for key in ('grid_type', 'dataset_name'))
         space = names_of(file['dimensions'].attrs['spatial_dims'])
         if kind.lower() != 'cartesian' or len(space) not in (2, 3):

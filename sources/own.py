@@ -59,9 +59,10 @@ class Piece(NamedTuple):
 @dataclass(frozen=True)
 class Own:
     """How files of one's own become a dataset."""
-    layout: tuple = arg((), 'the axes of an array in their order, such as NTCHW, and of single ones, such as nu=N',
-                        **SEVERAL)
-    variables: tuple = arg((), 'those to read, in the order of the channels; default: the only one', **SEVERAL)
+    layout: tuple = arg((), 'the axes of an array in their order, such as NTCHW, and of single '
+                            'ones, such as nu=N', **SEVERAL)
+    variables: tuple = arg((), 'those to read, in the order of the channels; default: the only one',
+                           **SEVERAL)
     channels: tuple = arg((), 'their names; default: of the variables', **SEVERAL)
     frames: int = arg(0, 'cut trajectories into pieces of N frames', least=0, metavar='N')
     dt: float = arg(0.0, 'the time between two frames; 0: as in the file, or 1', metavar='X')
@@ -69,7 +70,7 @@ class Own:
     test_source: tuple = arg((), 'files that are the test set', **SEVERAL)
     test: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
     valid: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
-    split: str = arg('seed', 'seed: they are drawn, order: they are the last', choices=['seed', 'order'])
+    split: str = arg('seed', 'they are drawn, or the last', choices=['seed', 'order'])
     seed: int = arg(0, 'that draws them', least=0, metavar='N')
 
     def __post_init__(self):
@@ -270,7 +271,8 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
             at = dict(zip(its, places(shape, its) or ()))
             new = {axis: shape[i] for axis, i in at.items() if axis not in 'CK'}
             dimensions = {called[i]: axis for axis, i in at.items() if called and called[i] in known}
-            if len(at) == len(its) and agree(sizes, new) and agree(axis_of, dimensions):
+            agree = sizes | new == new | sizes and axis_of | dimensions == dimensions | axis_of
+            if agree and len(at) == len(its):
                 fits[its] = new, dimensions
         require(len(fits) == 1 and 0 not in shape,
                 f'{path}: {name or "it"} has the shape {shape} {" ".join([*called, ""])}along '
@@ -280,11 +282,6 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
         sizes |= new
         axis_of |= dimensions
     return {name: axes[name] for name in arrays}
-
-
-def agree(one, other):
-    """Whether two dicts have the same values where they have the same keys."""
-    return all(one.get(key, value) == value for key, value in other.items())
 
 
 def points_of(found, names, size):

@@ -52,10 +52,8 @@ def official(name, path):
 def split_trajectories(name, items):
     """{split: [(file, index)]}, as many as the paper uses, or in proportion."""
     dataset = DATASETS[name]
-    if isinstance(items, dict):
-        if name == 'cfdbench':              # all of it: the paper's sizes cut off most of the tube
-            return items
-        return {split: rows[:getattr(dataset, split)] for split, rows in items.items()}
+    if isinstance(items, dict):             # CFDBench's: the paper's sizes cut off most of the tube
+        return items
     test = round(len(items) * dataset.test / (dataset.train + dataset.test))
     test = min(dataset.test, max(1, test))
     whole = len(items) >= OFFICIAL[name].count
@@ -86,7 +84,7 @@ def read_blocks(source, items, nan_to_num):
                     refuse(where, f'real numbers of shape {expected[1:]}',
                            f'{block.dtype} of shape {block.shape[1:]}')
                 if nan_to_num:
-                    block = np.float64(block) if block.dtype.itemsize > 4 else np.float32(block)
+                    block = block.astype(np.result_type(block, np.float32))
                     block = np.nan_to_num(block).clip(-LARGEST, LARGEST)
                 for i, part in enumerate(block):
                     yield f'{path}, trajectory {n.start + i}', (first + i, t), part

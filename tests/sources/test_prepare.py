@@ -215,9 +215,6 @@ def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion
     parts = prepare.split_trajectories(name, [('file', i) for i in range(count)])
     for part, (first, last) in dict(train=train, test=test).items():
         assert [index for _, index in parts[part]] == list(range(first, last))
-    split = {'train': [*range(9500)], 'test': [*range(1200)]}
-    assert prepare.split_trajectories('cfdbench', split) == split
-    assert prepare.split_trajectories('ns2d_pda', split) == dict(train=[*range(6500)], test=[*range(650)])
 
 
 def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
