@@ -270,17 +270,17 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
         for its in guesses:
             at = dict(zip(its, places(shape, its) or ()))
             new = {axis: shape[i] for axis, i in at.items() if axis not in 'CK'}
-            dimensions = {called[i]: axis for axis, i in at.items() if called and called[i] in known}
-            agree = sizes | new == new | sizes and axis_of | dimensions == dimensions | axis_of
+            means = {called[i]: axis for axis, i in at.items() if called and called[i] in known}
+            agree = sizes | new == new | sizes and axis_of | means == means | axis_of
             if agree and len(at) == len(its):
-                fits[its] = new, dimensions
+                fits[its] = new, means
         require(len(fits) == 1 and 0 not in shape,
                 f'{path}: {name or "it"} has the shape {shape} {" ".join([*called, ""])}along '
                 f'{" or ".join(fits) or "none"} of the axes {sizes or main} {axis_of or ""}; say '
                 f'which: --layout {main} {name}=X')
-        (axes[name], (new, dimensions)), = fits.items()
+        (axes[name], (new, means)), = fits.items()
         sizes |= new
-        axis_of |= dimensions
+        axis_of |= means
     return {name: axes[name] for name in arrays}
 
 
@@ -304,8 +304,8 @@ def even_steps(path, lines, uneven):
     steps = np.diff(np.float64(lines))
     rounding = 4 * np.finfo(np.result_type(lines, np.float16)).eps * np.abs(lines).max(1)
     even = np.ptp(steps, 1) <= 1e-3 * abs(steps.mean(1)) + rounding
-    require(uneven or even.all(), f'{path}: times or grid points {lines[even.argmin()][:5]} ... are '
-                                  f'uneven; --uneven takes them as even')
+    require(uneven or even.all(), f'{path}: times or grid points {lines[even.argmin()][:5]} ... '
+                                  f'are uneven; --uneven takes them as even')
     return steps.mean(1)
 
 
@@ -339,8 +339,8 @@ def join(paths, own):
         shapes, listed = contents(paths[0])
         names = [name for name, shape in shapes.items() if places(shape, main)]
         require(main and (len(names) == 1 or '' in names),
-                f'{paths[0]}: {len(names)} arrays fit --layout {main or "(none)"}; name the axes in '
-                f'their order, such as NTHWC, and by --variables what to read; there are {listed}')
+                f'{paths[0]}: {len(names)} arrays fit --layout {main or "(none)"}; name the axes '
+                f'in their order, such as NTHWC, and by --variables what to read; there are {listed}')
         names = names[:1]
         print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
     require(len({*names}) == len(names) and named.keys() <= {*names},
@@ -454,8 +454,9 @@ def own_source(sources, own):
                 f'--layout {name}={axes}: what changes in time needs all of {main}')
     *space, C = source.shape[1:]
     few = C <= min([16, *(size for size in space if size > 1)])
-    require('C' not in main or own.channels or few, f'--layout {" ".join(own.layout)}: {C} channels '
-            f'on a grid of {show(tuple(space))}; if that is right, name them by --channels')
+    require('C' not in main or own.channels or few,
+            f'--layout {" ".join(own.layout)}: {C} channels on a grid of {show(tuple(space))}; if '
+            f'that is right, name them by --channels')
     lengths = [piece.frames for piece, _ in source.items]
     shortest, longest = min(lengths), max(lengths)
     frames = own.frames or longest
@@ -465,19 +466,20 @@ def own_source(sources, own):
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
     tests = paths_of(own.test_source)
-    mine, given = [], []                                                # the latter in --test_source
+    mine, given = [], []                                            # pieces of each trajectory
     for piece, n in source.items:
         starts = range(0, piece.frames - frames + 1, frames)
-        pieces = [(Piece(piece.parts, frames, start), n) for start in starts]
+        pieces = [(piece._replace(frames=frames, start=start), n) for start in starts]
         (given if piece.parts[0][0] in tests else mine).append(pieces)
     if len(mine) == 1 and own.frames:
         print('one trajectory, which is split in time: its last pieces are for testing')
         mine = [[piece] for piece in mine[0]]
         own = replace(own, split='order')
     items = splits([pieces for pieces in mine if pieces], own)
-    items['test'] += [piece for pieces in given for piece in pieces]
+    items['test'] += sum(given, [])
     items = {split: pieces for split, pieces in items.items() if pieces}
     dt = own.dt or attributes['dt']
     print('dt 1, since no file says it' if dt is None else
           f'dt {dt:g}, {"of --dt" if own.dt else "as in the files"}')
-    return Source((frames, *source.shape[1:]), items, source.read, attributes | {'dt': dt})
+    return source._replace(shape=(frames, *source.shape[1:]), items=items,
+                           attributes=attributes | {'dt': dt})

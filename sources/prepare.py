@@ -1,9 +1,9 @@
-"""Convert public benchmark downloads into the layout of data.py.
+"""Convert public benchmark downloads, and files of your own, into the layout of data.py.
 
-    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a file or a folder, into data/swe_pdb/
-    python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
-    python -m sources.prepare mine --source u.npz --layout NTCHW --channels p v c           files of your own
-    python -m sources.prepare mine --source runs --variables u v p nu --layout TYX          a folder, one file a run
+    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a benchmark, into data/swe_pdb/
+    python -m sources.prepare layer --source FOLDER --from the_well      a dataset of The Well
+    python -m sources.prepare mine --source u.npz --layout NTCHW --channels p v c
+    python -m sources.prepare mine --source runs --variables u v p nu --layout TYX
 
 Of your own files, .npy .npz .mat .nc .h5, --layout names the axes in their order: N trajectories, T
 frames, H W D (or X Y Z) in space, C channels. Without N a file is a trajectory, without N and T a
@@ -141,8 +141,8 @@ def convert(folder, source, nan_to_num=False, masked=False):
     shift = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
     gaps = np.isnan(first) & ~np.isnan(points).all(0) & (masked and not nan_to_num)    # (*space, C)
     if gaps.any():
-        require('mask' not in channels, f'{path}: gaps need a static channel mask, and there is one '
-                                        f'of that name; give it another by --channels')
+        require('mask' not in channels, f'{path}: gaps need a static channel mask, and there is '
+                                        f'one; give it another name by --channels')
         print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean '
               f'of their channel, and 0 in the static channel mask')
         new = {key: [*attributes[key], 'mask'] for key in ('channels', 'static')}
@@ -167,8 +167,8 @@ def convert(folder, source, nan_to_num=False, masked=False):
                 wrong = (np.isnan(rounded) != gaps) | np.isinf(rounded)
                 if wrong.any():
                     where += f', frame {place[1].start + np.argwhere(wrong)[0, 0]}'
-                    also = ', or nan at the same points of all frames' * masked
-                    refuse(where, 'finite values' + also, 'nan or infinity', '--nan_to_num writes 0')
+                    allowed = 'finite values' + ', or nan at the same points of all frames' * masked
+                    refuse(where, allowed, 'nan or infinity', '--nan_to_num writes 0')
                 parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
                 output[place] = fill(block, gaps, shift) if gaps.any() else block
@@ -208,8 +208,8 @@ def main():
         source = the_well(path, own.uneven) if args.origin else official(args.name, path)
     else:
         require(mine or path.suffix.lower() in KINDS,
-                f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files of '
-                f'your own give --layout, such as NTHWC')
+                f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files '
+                f'of your own give --layout, such as NTHWC')
         for split in data.SPLITS:
             file = folder / f'{split}.h5'
             require(not file.exists(),

@@ -240,7 +240,7 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
         found, *_ = prepared(call, tmp_path, '--source', tmp_path / 'other.npy', *flags[2:], '--nan_to_num',
                              name=f'zeros{n}')
         assert np.concatenate([found['train'], found['test']])[place] == np.nan_to_num(value).clip(max=prepare.LARGEST)
-    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another by --channels', prepare)
+    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another name by --channels', prepare)
 
 
 # ------------------------------------------------------------------------------------------------ what a file knows
