@@ -444,14 +444,14 @@ import resource, sys
 from runtime import terminal
 from sources import prepare
 taken = next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmData')) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (taken + 100 * 2 ** 20,) * 2)
-prepare.BLOCK = 2 ** 23
+resource.setrlimit(resource.RLIMIT_DATA, (taken + 60 * 2 ** 20,) * 2)
+prepare.BLOCK = 2 ** 22
 terminal.cli(prepare.main)"""
 
 
 @pytest.mark.parametrize('kind', ['npz', pytest.param('h5', marks=pytest.mark.slow)])
 def test_files_larger_than_memory_are_converted_trajectory_by_trajectory(kind, tmp_path):
-    shape = 80, 4, 384, 384                                                             # 0.2 GB, mostly holes
+    shape = 80, 4, 256, 256                                                             # 84 MB, mostly holes
     if kind == 'npz':
         values = np.zeros(shape, 'f4')
         values[:, 3, 0, 0] = np.arange(80)
