@@ -27,10 +27,9 @@ def text_of(value):
     """A text of any kind, or anything else, as a str. Bytes that are not UTF-8 are Latin-1."""
     if not isinstance(value, bytes):
         value = str(value).encode('utf-8', 'backslashreplace')      # a file's name may be no UTF-8
-    try:
+    with suppress(UnicodeDecodeError):
         return value.decode()
-    except UnicodeDecodeError:
-        return value.decode('latin-1')
+    return value.decode('latin-1')
 
 
 def names_of(value):
@@ -42,10 +41,9 @@ def names_of(value):
 
 def number_of(value):
     """An attribute that is a number, or an array of one; NaN if it is neither."""
-    try:
+    with suppress(TypeError, ValueError):
         return float(np.asarray(value).item())
-    except (TypeError, ValueError):
-        return math.nan
+    return math.nan
 
 
 def storable(attributes):

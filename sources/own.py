@@ -89,7 +89,8 @@ def library(path, name):
     try:
         return import_module(name)
     except ImportError:
-        raise InputError(f'{path}: run: pip install {name.partition(".")[0]}') from None
+        package = name.partition('.')[0]
+        raise InputError(f'{path}: needs {package}; run: pip install {package}') from None
 
 
 class Stored:
@@ -268,16 +269,17 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
         guesses = [axes[name]] if name in axes else map(''.join, possible)
         fits = {}
         for its in guesses:
-            at = dict(zip(its, places(shape, its) or ()))
-            new = {axis: shape[i] for axis, i in at.items() if axis not in 'CK'}
-            means = {called[i]: axis for axis, i in at.items() if called and called[i] in known}
-            agree = sizes | new == new | sizes and axis_of | means == means | axis_of
-            if agree and len(at) == len(its):
+            at = places(shape, its)
+            if at is None or 0 in shape:
+                continue
+            new = {axis: shape[i] for axis, i in zip(its, at) if axis not in 'CK'}
+            means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in known}
+            if sizes | new == new | sizes and axis_of | means == means | axis_of:       # they agree
                 fits[its] = new, means
-        require(len(fits) == 1 and 0 not in shape,
-                f'{path}: {name or "it"} has the shape {shape} {" ".join([*called, ""])}along '
-                f'{" or ".join(fits) or "none"} of the axes {sizes or main} {axis_of or ""}; say '
-                f'which: --layout {main} {name}=X')
+        words = ' '.join([str(shape), *called])
+        require(len(fits) == 1, f'{path}: {name or "it"} has the shape {words}, along '
+                                f'{" or ".join(fits) or "none"} of the axes {sizes or main} '
+                                f'{axis_of or ""}; say which: --layout {main} {name}=X')
         (axes[name], (new, means)), = fits.items()
         sizes |= new
         axis_of |= means

@@ -138,7 +138,7 @@ def convert(folder, source, nan_to_num=False, masked=False):
     with reading(path), np.errstate(over='ignore'):
         first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0].real.astype(np.float32)
     points = first.reshape(-1, len(channels))
-    shift = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
+    guess = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
     gaps = np.isnan(first) & ~np.isnan(points).all(0) & (masked and not nan_to_num)    # (*space, C)
     if gaps.any():
         require('mask' not in channels, f'{path}: gaps need a static channel mask, and there is '
@@ -171,7 +171,7 @@ def convert(folder, source, nan_to_num=False, masked=False):
                     refuse(where, allowed, 'nan or infinity', '--nan_to_num writes 0')
                 parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
-                output[place] = fill(block, gaps, shift) if gaps.any() else block
+                output[place] = fill(block, gaps, guess) if gaps.any() else block
         means = report(channels, parts) if outputs else None
         for output in outputs.values() if gaps.any() else ():
             for i, trajectory in enumerate(output.stored):

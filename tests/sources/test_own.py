@@ -240,7 +240,7 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
         found, *_ = prepared(call, tmp_path, '--source', tmp_path / 'other.npy', *flags[2:], '--nan_to_num',
                              name=f'zeros{n}')
         assert np.concatenate([found['train'], found['test']])[place] == np.nan_to_num(value).clip(max=prepare.LARGEST)
-    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another name by --channels', prepare)
+    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another name by', prepare)
 
 
 # ------------------------------------------------------------------------------------------------ what a file knows
@@ -383,23 +383,24 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
 @pytest.mark.parametrize('flags, words', [
     ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name the axes in their order, such as'),
     ('own.npz --variables u', 'own.npz: 0 arrays fit --layout (none); name the axes in their order, such'),
-    ('own.npz --variables u --layout NTHWC', 'u has the shape (5, 6, 4, 8) along none of the axes NTXYC'),
+    ('own.npz --variables u --layout NTHWC', 'u has the shape (5, 6, 4, 8), along none of the axes NTXYC'),
     ('own.npz --variables u --layout NTQ', '--layout NTQ: expected the axes of an array in their order'),
     ('own.npz --variables u --layout NTHW --channels a b', '--channels a b: there are 1 channels, u'),
     ('own.npz --variables u --layout NTHW --test .95', '5 trajectories are too few for --test 0.95 and --valid 0.1'),
     ('own.npz --variables u --layout NTHW --valid=-0.05', '--valid -0.05 must be at least 0'),
     ('own.npz a.npz --variables u v --layout NTXY', 'a.npz, which has u (5, 6, 4, 8)'),
-    ('a.npz --variables u --test_source c.npz --layout NTXY', '(5, 6, 4, 7) along none of the axes '),
+    ('a.npz --variables u --test_source c.npz --layout NTXY', '(5, 6, 4, 7), along none of the axes '),
     ('a.npz --variables u --test_source t.npz --layout NTXY', 't.npz 0.1; --uneven takes them as equal'),
-    ('nu.npz --variables u n4 --layout NTX', "n4 has the shape (4,) along N or X of the axes {'N': 4, 'T': 6, 'X': 4"),
+    ('nu.npz --variables u n4 --layout NTX', "n4 has the shape (4,), along N or X of the axes {'N': 4, 'T': 6, 'X': 4"),
     ('nu.npz --variables u n46 --layout NTX n46=NT', 'n46=NT: what changes in time needs all of NTX'),
-    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,) along none of'),
-    ('nu.npz --variables u n4 --layout NTX mu=N', '--layout NTX mu=N, --variables u n4: expected different variables, and'),
+    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), along none of'),
+    ('nu.npz --variables u n4 --layout NTX n4=', 'n4 has the shape (4,), along none of'),
+    ('nu.npz --variables u n4 --layout NTX mu=N', '--variables u n4: expected different variables, and'),
     ('a.npz --variables u --test_source a.npz --layout NTXY', '0 trajectories are too few for --test'),
     ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: there are trajectories of 6 to 6 frames'),
     ('own.npz --variables u --layout NTXC', '--layout NTXC: 8 channels on a grid of 1x4; if that is'),
     ('own.npz --variables u u --layout NTXY', '--variables u u: expected different variables'),
-    ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,) along none of'),
+    ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), along none of'),
     ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
     ('bf.npy --layout NTXY', 'to read; there are none (not of real numbers: bf)'),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),

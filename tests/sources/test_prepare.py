@@ -245,7 +245,7 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize('how, words', [
-    ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'Vx has the shape (4, 21, 4) along'),
+    ('lfs', 'git-lfs pointer; download it again (Unable'), ('rank', 'Vx has the shape (4, 21, 4), along'),
     ('eta', 'expected eta = 0.1, found 0.01'), ('nan', 'trajectory 2, frame 20: expected finite values'),
     ('unwritten', 'a part of /Vx was never written; write or download it again')])
 def test_a_bad_source_is_refused_in_one_line_and_leaves_no_training_file(how, words, tmp_path, refused):
