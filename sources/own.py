@@ -264,7 +264,7 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
     for name in sorted(arrays, key=lambda name: name not in axes):
         shape = arrays[name].shape
         called = getattr(arrays[name], 'dimensions', ())
-        known = [word for word in called if called.count(word) == 1 and word[:9] != 'phony_dim']
+        single = [word for word in called if called.count(word) == 1 and word[:9] != 'phony_dim']
         possible = permutations([axis for axis in main if axis in sizes], sum(n > 1 for n in shape))
         guesses = [axes[name]] if name in axes else map(''.join, possible)
         fits = {}
@@ -273,29 +273,31 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
             if at is None or 0 in shape:
                 continue
             new = {axis: shape[i] for axis, i in zip(its, at) if axis not in 'CK'}
-            means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in known}
+            means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in single}
             if sizes | new == new | sizes and axis_of | means == means | axis_of:       # they agree
                 fits[its] = new, means
         words = ' '.join([str(shape), *called])
+        known = f'{sizes or main} {axis_of or ""}'.strip()
         require(len(fits) == 1, f'{path}: {name or "it"} has the shape {words}, along '
-                                f'{" or ".join(fits) or "none"} of the axes {sizes or main} '
-                                f'{axis_of or ""}; say which: --layout {main} {name}=X')
+                                f'{" or ".join(fits) or "none"} of the axes {known}; say which: '
+                                f'--layout {main} {name}=X')
         (axes[name], (new, means)), = fits.items()
         sizes |= new
         axis_of |= means
     return {name: axes[name] for name in arrays}
 
 
-def points_of(found, names, size):
+def points_of(found, names, sizes):
     """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size).
 
     Times that say their unit are in seconds: xarray takes another one for other steps.
     """
     for name, array in found.items():
         if array is not None and name.split('/')[-1].lower() in names:
-            if math.prod(array.shape) == size or array.shape[1:] == (size,):
+            shape = [size for size in array.shape if size > 1] or [1]
+            if len(shape) < 3 and shape[-1] in sizes:
                 unit = SECONDS.get(str(getattr(array, 'units', '')).partition(' since ')[0], 1)
-                yield unit * np.reshape(array[(slice(None),) * len(array.shape)], (-1, size))
+                yield unit * np.reshape(array[(slice(None),) * len(array.shape)], (-1, shape[-1]))
 
 
 def even_steps(path, lines, uneven):
@@ -342,7 +344,8 @@ def join(paths, own):
         names = [name for name, shape in shapes.items() if places(shape, main)]
         require(main and (len(names) == 1 or '' in names),
                 f'{paths[0]}: {len(names)} arrays fit --layout {main or "(none)"}; name the axes '
-                f'in their order, such as NTHWC, and by --variables what to read; there are {listed}')
+                f'in their order, such as NTHWC, and by --variables what to read; there are '
+                f'{listed}')
         names = names[:1]
         print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
     require(len({*names}) == len(names) and named.keys() <= {*names},
@@ -387,12 +390,11 @@ def find_runs(paths, own):
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 fields = {*map(id, arrays.values())}                        # may be called z, too
                 found = {name: array for name, array in found.items() if id(array) not in fields}
-                for size in {*grid.values()} - {1}:
-                    for points in points_of(found, GRIDS, size):
-                        even_steps(part[0], points, own.uneven)
-                        if len(points) > 1:                         # of all points of a plane
-                            even_steps(part[0], points.T, own.uneven)
-                times += [next(points_of(found, TIMES, sizes.get('T', 1)), [])]
+                for points in points_of(found, GRIDS, {*grid.values()} - {1}):
+                    even_steps(part[0], points, own.uneven)
+                    if len(points) > 1:                             # of all points of a plane
+                        even_steps(part[0], points.T, own.uneven)
+                times += [next(points_of(found, TIMES, [sizes.get('T', 1)]), [])]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
