@@ -79,9 +79,10 @@ def pdearena(name, source):
         with reading(path), h5py.File(path) as file:
             group, = {'train', 'valid', 'test'} & file.keys()
             forms[path / group] = *file[f'{group}/u'].shape[1:], float(file[f'{group}/dt'][0])
-    if len({*forms.values()}) != 1:
-        refuse(source, 'files *.h5 of one shape and dt', {*forms.values()} or 'none',
-               'keep each dataset in its own folder')
+    found = {place.name for place in forms}
+    if len({*forms.values()}) != 1 or not {'train', 'test'} <= found:
+        refuse(source, 'files *.h5 of one shape and dt, with groups train and test',
+               f'{found or "none"} {[*{*forms.values()}]}', 'keep each dataset in its own folder')
     order = sorted(forms, key=lambda place: place.name == 'valid')      # which comes after train
     runs = runs_of(order, 'NTXY', 'u', 'vx', 'vy')
     splits = {'test': [], 'train': []}

@@ -176,8 +176,9 @@ def test_pdearena_is_split_by_group_and_not_by_name_cut_to_the_papers_sizes_and_
     assert np.array_equal(train, np.float32([*fields['b'], *fields['d'], *fields['a']])[:5])
     assert np.array_equal(test, np.float32(fields['train_c'])[:1]) and attributes['dt'] == [5.5]
     write_hdf5(tmp_path / 'raw/other.h5', **{'train/u': np.ones((1, 13, 4, 6)), 'train/dt': [5.5]})
-    with pytest.raises(configs.InputError, match='expected files .* of one shape and dt'):
-        formats.pdearena('ns2d_pda', tmp_path / 'raw')
+    for place in 'raw', 'raw/other.h5':                     # of another shape; without a test set
+        with pytest.raises(configs.InputError, match='of one shape and dt, with groups train and test, found'):
+            formats.pdearena('ns2d_pda', tmp_path / place)
 
 
 def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_ends(tmp_path):
