@@ -24,7 +24,7 @@ from sources.pdes.compressible import numbers_of
 def values(path, key, index=()):
     """The part of an HDF5 dataset at an index."""
     with reading(path), h5py.File(path) as file:
-        return whole(file, key)[index]
+        return whole(file[key])[index]
 
 
 def refuse(path, expected, instead, advice="is it another benchmark's file?"):

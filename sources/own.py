@@ -104,7 +104,7 @@ class Stored:
         self.dtype = None if kind in (b'char', 'char') else item.dtype
 
     def __getitem__(self, index):
-        values = whole(self._item.file, self._item.name)[index[::self._step]]
+        values = whole(self._item)[index[::self._step]]
         return values.T if self._step < 0 else values
 
 
