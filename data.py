@@ -35,7 +35,7 @@ import torch.nn.functional as F
 import configs
 from configs import InputError
 from runtime import files
-from runtime.stored import attributes_of, names_of, number_of, require, storable, text_of, whole
+from runtime.stored import names_of, number_of, require, storable, text_of, whole
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 AT_REST = 1e-3                      # at rest: a channel with less than this share of its deviation
@@ -56,7 +56,8 @@ def check_headers(folder, headers):
     said = {}
     for split, (shape, dtype, attributes) in headers.items():
         path = f'{folder}/{split}.h5'
-        given = {name: value for name, value in attributes.items() if value is not None}
+        given = {name: value for name, value in attributes.items()
+                 if value is not None and not isinstance(value, h5py.Empty)}     # netCDF's for ''
         fits = shape and len(shape) in (5, 6) and 0 not in shape and shape[1] > 1
         require(fits and dtype.kind in 'fiub',
                 f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape "
@@ -119,7 +120,7 @@ def read_headers(folder, splits=SPLITS):
                 stored = file['data']
                 is_dataset = isinstance(stored, h5py.Dataset)
                 require(is_dataset, f"{path}: 'data' is a group, not a dataset")
-                found[split] = stored.shape, stored.dtype, attributes_of(stored)
+                found[split] = stored.shape, stored.dtype, dict(stored.attrs)
     return check_headers(folder, found)
 
 
@@ -298,7 +299,7 @@ class Trajectories:
         with files.naming(self.path):
             stored = h5py.File(self.path, 'r')['data']
             self._file = stored.file                            # stays open: HDF5 keeps writers out
-            self._data = whole(stored.file, stored.name)
+            self._data = whole(stored)
             start = stored.id.get_offset()                      # None: it is not contiguous
             if stored.id.get_type().equal(h5py.h5t.IEEE_F32LE) and start is not None:
                 self._data = np.memmap(stored.file.filename, '<f4', 'r', start, stored.shape)
