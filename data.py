@@ -47,12 +47,10 @@ UNSAID = dict(source='', channels=[], static=[], dt=None, t_test=math.inf)
 # --------------------------------------------------------------------------------------- the layout
 
 def check_headers(folder, headers):
-    """{split: what its file says}: source, shape, channels, static, dt, t_test, and perhaps layout
-    and variables.
+    """{split: what its file says}, its shape and the attributes but pde, those of UNSAID always.
 
     headers: {split: (shape, dtype, attributes) of `data`}.
-    Raises InputError for what is not allowed, and if the splits have other grids, numbers of
-    channels, or a `difference` but in the source.
+    Raises InputError for what is not allowed, and if the splits differ in more than the source.
     """
     said = {}
     for split, (shape, dtype, attributes) in headers.items():
@@ -90,9 +88,8 @@ def check_headers(folder, headers):
 def difference(one, other, here, there):
     """The first of channels, static, dt and source in which two headers differ, and a line on it.
 
-    It is '' and '' if they do not. What one of them does not say is not compared, and of a source
-    neither the seed nor the grid.
-    one, other: headers as of `check_headers`, which the line calls `here` and `there`.
+    Both are '' if there is none. What a header does not say is not compared, nor the seed and the
+    grid of a source. here, there: the files, for the line.
     """
     unnamed = any(header['channels'] == [str(c) for c in range(len(header['channels']))]
                   for header in (one, other))
@@ -169,11 +166,10 @@ class Rounded:
 def writer(path, shape, called='', **attributes):
     """Yield {'data': a `Rounded`} of `shape` (N, T, *space, C) to fill; then the file appears.
 
-    What is not filled is NaN, which is refused when it is read.
-    called: the path in messages, if it is another one.
+    What is not filled is NaN, which is refused when it is read. called: the path in messages.
     attributes: those of the layout. Raises InputError for others.
     """
-    for name in {*attributes} - {*ATTRIBUTES}:
+    for name in [name for name in attributes if name not in ATTRIBUTES]:
         raise InputError(f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
     attributes = storable(attributes)
     with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
@@ -199,11 +195,9 @@ def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) as a dataset: folder/train.h5, test.h5, valid.h5.
 
     They replace those of an older dataset when all are whole.
-    train, test, valid: what NumPy reads as finite real numbers; N and T may differ between them. In
-        one dimension they are (N, T, X, C), and stored as (N, T, 1, X, C).
-    attributes: those of the layout.
-
-        data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))
+    train, test, valid: finite real numbers for NumPy, each of its own N and T. In one dimension
+        they are (N, T, X, C), and stored as (N, T, 1, X, C).
+    attributes: those of the layout, such as channels=('u', 'v').
     """
     folder = Path(folder)
     arrays = {'test': test, 'valid': valid, 'train': train}
@@ -235,18 +229,16 @@ def write(folder, train, test, valid=None, **attributes):
 def find(folder, names=(), split='train', flag='--datasets'):
     """The names of the datasets in a folder that have this split, or the `names` if they have it.
 
-    names: of datasets, or of the paper's mixtures.
-    flag: what gave `names`, for the InputError.
+    names: of datasets, or of the paper's mixtures. flag: what gave them, for the InputError.
     """
     folder = Path(folder)
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5; name the one in '
                      f'which the folders of datasets lie, or make it with sources.generate')
     wanted = configs.datasets_of(names)
-    for name in wanted:
-        require(name in present, f'{flag} {name}: no {folder / name / split}.h5'
-                                 f'{configs.nearest(name, present)}; sources.generate makes the '
-                                 f"paper's")
+    for name in [name for name in wanted if name not in present]:
+        raise InputError(f'{flag} {name}: no {folder / name / split}.h5'
+                         f"{configs.nearest(name, present)}; sources.generate makes the paper's")
     return wanted or present
 
 
