@@ -45,9 +45,8 @@ MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
 def load(path, form='fast'):
     """The network in a checkpoint, in evaluation mode. `data` says what it was trained on.
 
-    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run.
+    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run; or InputError.
     form: 'fast', or 'paper' for the equations as aotpot.py prints them.
-    Raises InputError for any other file.
     """
     return checkpoint.load_model(checkpoint.load_file(path), form)
 
@@ -60,8 +59,8 @@ def trained_on(model):
 class Predictor:
     """A model as a time stepper of one dataset: `step` maps a state to the next.
 
-    dataset: a data.Trajectories, or anything with its name, space, evolving and units. Its units
-        are those of the training, if that knew it.
+    dataset: anything with the name, space, evolving and units of a data.Trajectories. Units of the
+        training, if that knew it, go before.
     """
 
     def __init__(self, model, dataset, device, dtype='fp32'):
@@ -126,8 +125,7 @@ class Predictor:
 def rollout(model, frames, steps, dataset='', batch_size=16):
     """The `steps` frames after native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    The result is an array or a tensor, as `frames` are. Channels that do not evolve keep their last
-    values.
+    They are an array or a tensor, as `frames` are. Static channels keep their last values.
     model: as `load` returns it, or the path of a checkpoint.
     frames: on any grid, with the channels of a dataset of the training in its order and units. The
         last T of them count; without the axis N the result has N = 1.
@@ -164,9 +162,8 @@ def rollout(model, frames, steps, dataset='', batch_size=16):
         predictions = predictions[:, :, 0]
     if isinstance(frames, torch.Tensor):
         return predictions.to(frames.device)
-    if predictions.dtype == torch.bfloat16:                                     # which NumPy lacks
-        predictions = predictions.float()
-    return predictions.numpy()
+    lacking = predictions.dtype == torch.bfloat16                                       # in NumPy
+    return (predictions.float() if lacking else predictions).numpy()
 
 
 def real_values(values, name):
@@ -236,9 +233,8 @@ def l2re(prediction, target):
     """The relative L2 error ||u - v|| / ||v||, arrays or tensors (N, F, *space, C) -> a float.
 
     The norms are over all frames and grid points, one for each trajectory and channel; the result
-    is the mean over both, and inf if it is not finite. Channels that do not evolve count if they
-    are not left out. Raises InputError for two shapes, for masked values and for what is not real
-    numbers.
+    is the mean over both, and inf if it is not finite. Static channels count, too.
+    Raises InputError for two shapes, masked values and what is not real numbers.
     """
     u = real_values(prediction, 'the prediction')
     v = real_values(target, 'the target')
@@ -315,13 +311,12 @@ def score_all(model, datasets, processes, batch_size=16, dtype='fp32'):
 
 @torch.no_grad()
 def score(model, dataset, processes, batch_size=16, dtype='fp32'):
-    """The METRICS of every trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on
-    all processes.
+    """The METRICS of every trajectory, {'model' or 'persistence': {name: (N,) float64}}.
 
     A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one
     step' predicts each frame from T true ones. Persistence is the newest true frame, repeated. The
-    result also says 'frames', t_test, whether the dataset is 'steady', and of 'channels' the means
-    {channel: {forecast: {name: mean}}}.
+    result, equal on all processes, also has 'frames', t_test, 'steady', of the dataset, and
+    'channels', the means {channel: {forecast: {name: mean}}}.
     """
     T = model.config.frames
     F = dataset.t_test
@@ -355,11 +350,10 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
 
 
 def score_table(results):
-    """Lines of the table of {dataset: its `score`}: the METRICS, and the VRMSE of persistence over
-    that of the model.
+    """Lines of the table of {dataset: its `score`}, with the VRMSE of persistence over the model's.
 
-    A row names the channels that are behind persistence. The input of a steady dataset is another
-    quantity than its solution, so that persistence means nothing there.
+    A row names the channels that are behind persistence, which means nothing for a steady dataset:
+    its input is another quantity than its solution.
     """
     rows = {}
     for dataset, scores in results.items():
@@ -368,7 +362,8 @@ def score_table(results):
         remarks = []
         for kind, vrmse in RATIOS.items():
             row |= {f'{kind}\n{metric.caption}': mean(model[name])
-                    for name, metric in METRICS.items() if metric.kind == kind and not metric.steady}
+                    for name, metric in METRICS.items()
+                    if metric.kind == kind and not metric.steady}
             ratio = mean(persistence[vrmse]) / max(mean(model[vrmse]), 1e-12)
             row[f'{kind}\nratio'] = None if scores['steady'] else f'{ratio:.1f}x'
         behind = [channel for channel, means in scores['channels'].items() if any(
@@ -418,16 +413,11 @@ def validation_windows(dataset):
 
 
 def validation_error(model, datasets, processes, dtype='fp32', samples=16):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean
-    over the datasets. samples: the windows of a batch.
-    """
-    means = []
-    for dataset in datasets:
-        places = validation_windows(dataset)
-        curves = rollout_curve(model, dataset, processes, 1, samples, dtype, places)
-        means.append(mean(curves['model']))
+    """The mean over the datasets of the L2RE of one step on their `validation_windows`."""
+    curves = [rollout_curve(model, dataset, processes, 1, samples, dtype,
+                            validation_windows(dataset)) for dataset in datasets]
     model.train()
-    return sum(means) / len(means)
+    return sum(mean(curve['model']) for curve in curves) / len(datasets)
 
 
 # ----------------------------------------------------------------------- long rollouts, pictures
@@ -476,9 +466,7 @@ def roll_out(trained, datasets, args, processes):
 
 
 def channel_to_draw(args, where, count, names):
-    """--channel, by default the first of `names`, those that evolve. Raises InputError if it or
-    --trajectory is not in `where`, which has so many trajectories.
-    """
+    """--channel, or the first of `names`, those that evolve. InputError: there is none to draw."""
     if args.channel not in ('', *names) or not 0 <= args.trajectory < count:
         raise InputError(f'--channel {args.channel} --trajectory {args.trajectory}: {where} has '
                          f'the trajectories 0 to {count - 1}, and of its channels '
@@ -543,8 +531,7 @@ def parser_of(description):
     add = parser.add_argument
     add('--checkpoint', default='', help='default: the newest run under out/')
     add('--data', default='', help='folder of the datasets; default: that of the training')
-    add('--datasets', nargs='+', default=(),
-        help='default: those of the training, or with --data all')
+    add('--datasets', nargs='+', default=(), help='default: of the training, or with --data all')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
     add('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
     add('--figures', default='', metavar='DIR', help='draw into this folder')
@@ -656,8 +643,7 @@ def main():
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     add('--frames', dest='sources', nargs='+', default=(), metavar='FILE',
         help='go on from the last frames in these files of your own')
-    add('--write', default='', metavar='FILE',
-        help='of --frames: the forecast, a new .npy, .h5 or .nc')
+    add('--write', default='', metavar='FILE', help='the forecast of --frames: .npy, .h5 or .nc')
     add('--uneven', action='store_true',
         help='of --frames: take uneven times, grid points and another dt as those of the training')
     add('--channel', default='', metavar='NAME', help='of --figures [the first that evolves]')
@@ -678,8 +664,8 @@ def main():
         report['rollout'] = roll_out(trained, tests, args, processes)
     else:
         for dataset in [test for test in tests if not test.steady]:
-            last = dataset.t_test
-            draw(trained.model, dataset, sorted({1, (last + 1) // 2, last}), args, processes)
+            steps = sorted({1, (dataset.t_test + 1) // 2, dataset.t_test})
+            draw(trained.model, dataset, steps, args, processes)
         report['datasets'] = score_all(trained.model, tests, processes, args.batch_size, args.dtype)
         processes.print('\n'.join(score_table(report['datasets'])))
     finish(args, processes, trained, report)

@@ -32,8 +32,7 @@ BATCH = 20           # MoE-POT's batch size; DPOT's is 32, and the paper states 
 def parse(argv=None):
     """A train.Command, whose defaults depend on the checkpoint and the dataset, and the checkpoint.
 
-    --help shows the defaults of tiny and of a new dataset. Raises InputError for what does not fit
-    together.
+    --help shows the defaults of tiny and of a new dataset.
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
@@ -65,15 +64,8 @@ def parse(argv=None):
 
 
 def adapted(config, dataset):
-    """The model config of a checkpoint for the data.Trajectories of another dataset.
-
-    One of the paper's keeps the grid of the network, if it has the same dimension.
-    """
+    """The model config of a checkpoint for the data.Trajectories of another dataset."""
     fields = train.shape_of_data(config, [dataset])
-    if dataset.name in configs.DATASETS:
-        fields.pop('resolution', None)
-    else:
-        fields['normalize'] = True
     if len(dataset.space) != config.dims:
         fields['resolution'] = dataset.space
     return dataclasses.replace(config, **fields)
@@ -116,9 +108,9 @@ def main():
         splits = train.open_splits(command.run, command.model, rows)
         [dataset] = splits['train']
         known = pretrained['data'].get(name, {}).get('train', dataset.header)
-        what, words = data.difference(dataset.header, known, dataset.path,
-                                      f'the training of {pretrained["path"]}')
-        if what:
+        there = f'the training of {pretrained["path"]}'
+        _, words = data.difference(dataset.header, known, dataset.path, there)
+        if words:
             terminal.warn(words)
         before = configs.ModelConfig(**pretrained['config']['model'])
         train.announce_shape(before, command.model, [dataset], processes)

@@ -75,9 +75,9 @@ def with_data(run, size, processes):
     folder = run.data
     names = run.datasets
     if not folder:
-        found = size in configs.BUILTIN or any(Path('data').glob('*/train.h5'))
-        builtin = size if found else 'nano'
-        if not found:
+        found = any(Path('data').glob('*/train.h5'))
+        builtin = size if found or size in configs.BUILTIN else 'nano'
+        if builtin != size:
             terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so '
                           f'this run trains on the small built-in mixture in data/nano; '
                           f'sources.generate and .prepare fill data/')
@@ -95,18 +95,20 @@ def with_data(run, size, processes):
 
 
 def shape_of_data(config, datasets):
-    """{field of a model config: value} of the channels, frames and grid of data.Trajectories.
+    """{field: value} of a model config for data.Trajectories, which are dimensionless if one's own.
 
-    The channels are at least, and the frames at most those of `config`. Several grids leave out the
-    grid, and one is rounded up to whole patches, of equal values where data have one dimension.
+    The channels are at least, and the frames at most those of `config`. The grid is left out if it
+    is the paper's or one of several, and else rounded up to whole patches.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
+    if {dataset.name for dataset in datasets} & {*configs.DATASETS}:
+        return fields
     grid, *others = {dataset.space for dataset in datasets}
     if not others:
         P = config.patch
         fields['resolution'] = tuple(math.ceil(size / P) * P for size in grid)
-    return fields
+    return {**fields, 'normalize': True}
 
 
 def fitted(command, processes):
@@ -115,9 +117,9 @@ def fitted(command, processes):
     if {*run.datasets} & {*configs.DATASETS}:
         return command
     datasets = [data.Trajectories(run.data, name, 'train', 1, None) for name in run.datasets]
-    fields = {**shape_of_data(command.model, datasets), 'normalize': True}
-    fields = {name: value for name, value in fields.items() if name not in command.given}
-    model = dataclasses.replace(command.model, **fields)
+    fields = shape_of_data(command.model, datasets)
+    model = dataclasses.replace(command.model, **{
+        name: value for name, value in fields.items() if name not in command.given})
     announce_shape(command.model, model, datasets, processes)
     return command._replace(model=model)
 
@@ -172,8 +174,8 @@ class Training(NamedTuple):
 def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     """The Training of a Command; None: it is finished.
 
-    resumed: the last.pt of the run to go on with. pretrained: the checkpoint from whose weights a
-    new one starts. Both are as of `load_file`, and their tensors are let go.
+    resumed: the last.pt of the run that goes on. pretrained: the checkpoint from whose weights a
+    new one starts. Both are of `load_file`; their tensors are let go.
     """
     config, recipe, run, given, _, tune = command
     frozen = bool(tune) and not tune['from_scratch']                    # as are the routers then
@@ -230,16 +232,15 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
 
 def announce(model, windows, sampling, command, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
-    run = command.run
+    config, recipe, run, *_ = command
     hardware = f'{processes.world_size} x {processes.device.type}'
     if run.compile != 'off':
         hardware += ', compiled before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
-    if model.config.experts:
+    if config.experts:
         size += f', {experts.activated(model):,} of them activated'
-    processes.print(f'{model.config.title}, {size}, {show(model.config.resolution)} grid, '
-                    f'{run.dtype} on {hardware}, global batch {command.recipe.batch_size} -> '
-                    f'{run.out}')
+    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on '
+                    f'{hardware}, global batch {recipe.batch_size} -> {run.out}')
     for dataset, weight, share in zip(windows.datasets, sampling, windows.share):
         processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of '
                         f'{dataset.frames:>3} frames, {show(dataset.space)}, weight {weight:g}: '
@@ -249,11 +250,9 @@ def announce(model, windows, sampling, command, processes):
 # ----------------------------------------------------------------------------------------- one step
 
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
-    """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then
-    falls to end * peak.
+    """The learning rate of step 0..steps-1: a cosine from start * peak to peak, then to end * peak.
 
-    This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, as a function of the step,
-    without any state.
+    This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, without any state.
     """
     top = warmup * steps - 1
     if steps == 1:
@@ -291,11 +290,9 @@ LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_l
 
 
 def loss_of(prediction, batch, kind='relative', normalize=False):
-    """The error of the predicted next frame on evolving channels and native grid points, a mean
-    over the samples.
+    """The mean error of the next frames on evolving channels and native grid points.
 
-    prediction: (B, *space, C) of the samples of a data.Batch, in its order.
-    kind: one of LOSSES.
+    prediction: (B, *space, C) of the samples of a data.Batch, in its order. kind: one of LOSSES.
     normalize: whether an error counts relative to the fluctuation of the frame, and at most as many
         times as that exceeds the floor: a channel at rest is then one of many, or it would decide.
     """
@@ -324,8 +321,8 @@ def autocast(run, device):
 def score_weights(training, log, processes):
     """Score the weights on valid.h5, or where there is none on test.h5, and log it.
 
-    They become best.pt if every dataset has a valid.h5 and their error is the lowest, and with
-    --keep step<N>.pt. The time does not count as training.
+    They become best.pt if every dataset has a valid.h5 and none were better, and with --keep
+    step<N>.pt. The time does not count as training.
     """
     command, splits, _, model, _, progress, metadata = training
     run = command.run
@@ -355,9 +352,8 @@ def is_due(step, command):
 def fit(training, network, batches, log, arrived, processes):
     """Minimise Eq. (3) until all steps are done, or a signal has come, which is returned, or 0.
 
-    network: the model, compiled and in DistributedDataParallel.
-    batches: yields a data.Batch for each of the --accumulate parts of a step.
-    arrived: a list of signals, which several processes compare when they write a line of the log.
+    network: the model, compiled and parallel. batches: yields a data.Batch for each part of a step.
+    arrived: the signals, which several processes compare when they write a line of the log.
     """
     command, _, windows, model, optimizer, progress, _ = training
     config, recipe, run, *_ = command
@@ -422,7 +418,7 @@ def run_to_the_end(training, processes):
 
     def note(number, _):
         arrived.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)        # Ctrl-C after a signal kills the process
+        signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills
     log.go_on()                                             # compiling does not count
     with terminal.handling(terminal.SIGNALS, note), closing(batches):
         # the network of several processes has no name here: it has to go before the group that it
