@@ -202,11 +202,10 @@ def layout_of(model, values, dataset):
     known = [data.Units.read(header).deviation for header in fitting.values() if 'units' in header]
     if len(known) > 1:
         at_rest = variances.flatten(0, 1).amax(0) == 0
-        usual = torch.stack(known).mean(0)
-        units = units._replace(deviation=torch.where(at_rest, usual, units.deviation))
+        usual = torch.where(at_rest, torch.stack(known).mean(0), units.deviation)
+        units = units._replace(deviation=usual)
         if model.config.normalize:
-            warn('rollout: without dataset=, the frames get mean 0 and deviation 1 by their own '
-                 'numbers')
+            warn('rollout: without dataset=, frames get mean 0 and deviation 1 by themselves')
     return Namespace(name=dataset, space=values.shape[2:-1], evolving=evolving, units=units)
 
 
@@ -361,9 +360,9 @@ def score_table(results):
         row = {'tests': len(model['rollout']), 'frames': scores['frames']}
         remarks = []
         for kind, vrmse in RATIOS.items():
-            row |= {f'{kind}\n{metric.caption}': mean(model[name])
-                    for name, metric in METRICS.items()
-                    if metric.kind == kind and not metric.steady}
+            for name, metric in METRICS.items():
+                if metric.kind == kind and not metric.steady:
+                    row[f'{kind}\n{metric.caption}'] = mean(model[name])
             ratio = mean(persistence[vrmse]) / max(mean(model[vrmse]), 1e-12)
             row[f'{kind}\nratio'] = None if scores['steady'] else f'{ratio:.1f}x'
         behind = [channel for channel, means in scores['channels'].items() if any(
@@ -544,13 +543,13 @@ def parser_of(description):
 def open_checkpoint(args):
     """Open --checkpoint and print a line on it: what was trained, the processes, a report.
 
-    What was trained has the attributes model, path, name, and data and datasets, the flags of its
-    training. Rank 0 alone writes --json and --figures, so on all others these flags become ''.
+    What was trained has model, path, name, and data and datasets, the flags of its training.
+    --json and --figures become '' on all ranks but 0, which alone writes.
     """
     configs.bounded('--batch_size', args.batch_size, least=1)
     if args.figures:
         from lab import figures
-        figures.pyplot()         # or one line says before any work that matplotlib is not installed
+        figures.pyplot()                # or a line says before any work that matplotlib is missing
     processes = distributed.setup(args.device, settings=vars(args))
     if processes.rank > 0:
         args.figures = args.json = ''
@@ -565,11 +564,11 @@ def open_checkpoint(args):
     run = {'data': '', 'datasets': (), **saved['config'].get('run', {})}
     trained = Namespace(name=checkpoint.name_of(path), path=path, model=model, data=run['data'],
                         datasets=run['datasets'])
-    report = {'checkpoint': str(path), 'step': saved['step'],
-              'parameters': aotpot.parameters(model), 'activated': experts.activated(model),
-              'resolution': config.resolution}
-    processes.print(f'{path}: step {saved["step"]}, {config.title}, {report["parameters"]:,} '
-                    f'parameters, {configs.show(config.resolution)} grid, on {processes.device}')
+    count = aotpot.parameters(model)
+    report = {'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
+              'activated': experts.activated(model), 'resolution': config.resolution}
+    processes.print(f'{path}: step {saved["step"]}, {config.title}, {count:,} parameters, '
+                    f'{configs.show(config.resolution)} grid, on {processes.device}')
     return trained, processes, report
 
 
@@ -591,7 +590,7 @@ def open_tests(trained, names, args, processes, rows=None):
 def open_dataset(trained, folder, name, split='test', rows=None):
     """The data.Trajectories of a split of a dataset, at most `rows`, as the network takes them.
 
-    Raises InputError if channels, static ones or dt are not those of the training on a dataset of
+    Raises InputError for other channels, static ones or dt than in the training on a dataset of
     this name; another source, and a dataset without a training, is a line.
     """
     config = trained.model.config

@@ -97,8 +97,7 @@ def with_data(run, size, processes):
 def shape_of_data(config, datasets):
     """{field: value} of a model config for data.Trajectories, which are dimensionless if one's own.
 
-    The channels are at least, and the frames at most those of `config`. The grid is left out if it
-    is the paper's or one of several, and else rounded up to whole patches.
+    The grid is left out if it is the paper's or one of several, and else rounded up to patches.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
@@ -143,8 +142,8 @@ def open_splits(run, config, rows=None):
         return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows,
                                   config.dims) for name in names]
     valid = [name for name in run.datasets if Path(run.data, name, 'valid.h5').exists()]
-    return {'train': opened('train', rows=rows), 'test': opened('test'),
-            'valid': opened('valid', valid)}
+    train = opened('train', rows=rows)
+    return {'train': train, 'test': opened('test'), 'valid': opened('valid', valid)}
 
 
 def sampling_weights(names, recipe):
@@ -179,11 +178,10 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     """
     config, recipe, run, given, _, tune = command
     frozen = bool(tune) and not tune['from_scratch']                    # as are the routers then
-    for name, known in {'loss': LOSSES, 'optimizer': OPTIMIZERS}.items():
+    for name, known in ('loss', LOSSES), ('optimizer', OPTIMIZERS):
         chosen = getattr(recipe, name)
         if chosen not in known:
-            raise InputError(f'--{name} {chosen}: there is none of that name'
-                             f'{configs.nearest(chosen, known)}')
+            raise InputError(f'--{name} {chosen}: there is none{configs.nearest(chosen, known)}')
     few = recipe.batch_size < 2 * processes.world_size
     if config.experts and not frozen and (run.accumulate > 1 or few):
         raise InputError('--experts: the BatchNorm in the router needs whole batches of at least '
@@ -324,10 +322,9 @@ def score_weights(training, log, processes):
     They become best.pt if every dataset has a valid.h5 and none were better, and with --keep
     step<N>.pt. The time does not count as training.
     """
-    command, splits, _, model, _, progress, metadata = training
-    run = command.run
+    (_, recipe, run, *_), splits, _, model, _, progress, metadata = training
     split = 'valid' if splits['valid'] else 'test'
-    samples = data.samples_per_pass(command.recipe.batch_size, processes.world_size, run.accumulate)
+    samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     error = evaluate.validation_error(model, splits[split], processes, run.dtype, samples)
     progress.scored = progress.step
     names = [dataset.name for dataset in splits[split]]
