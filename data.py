@@ -320,10 +320,7 @@ class Trajectories:
 
     @functools.cached_property
     def units(self):
-        """The `Units` of the first and the last frame of one window of each trajectory.
-
-        At most 128 of them count, and fewer where frames are large.
-        """
+        """The `Units` of the first and last frame of a window of at most 128 trajectories each."""
         count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
         means, variances = torch.empty(2, count, 2, self.channels, dtype=torch.float64)
         for i in range(count):
@@ -388,8 +385,7 @@ def standardize(u, T, own, some_own=True):
     """Windows u (b, frames, *space, C) with mean 0 and deviation 1 in T frames, where `own` is 1.
 
     Returns also the condition (b, 2, C): the mean and the deviation that were taken, or 0 and 1.
-    own: (b, C) or (C,).
-    some_own: whether any is 1, which the host knows without waiting for a device.
+    own: (b, C) or (C,). some_own: whether any is 1, known without waiting for a device.
     """
     if not some_own:
         own = own.expand(len(u), -1)
@@ -443,8 +439,7 @@ class Windows:
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a function of
     the seed and n alone, whatever the batch size and the number of processes.
-    config: that of the model: frames T, channels C, and whether fields become dimensionless.
-    sampling: w_k of each dataset.
+    config: that of the model. sampling: w_k of each dataset.
     """
     pinned = False                  # whether a GPU copies a batch while the host goes on
 
@@ -564,10 +559,7 @@ def norm(x):
 
 
 def size_of(v, floor):
-    """||v||_2 of each sample and channel, (B, ..., C) -> (B, C), at least that of one at rest.
-
-    floor: (B, C) or (C,), the root mean square of such a channel.
-    """
+    """||v||_2 of each sample and channel, (B, ..., C) -> (B, C), at least that of size `floor`."""
     return torch.maximum(norm(v), floor * v.flatten(1, -2).shape[1] ** 0.5)
 
 
@@ -582,9 +574,8 @@ NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviatio
 def add_noise(u, epsilon, noise, dimensionless=False):
     """u (B, T, *space, C) plus noise N(0, 1) times epsilon ||u||_2 (paper, Sec. 2.2 and App. B.1).
 
-    As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
-    noise: for each sample a seed, and the channels that get noise.
-    dimensionless: the norm is `NORM`, that of fields of deviation 1, whatever the grid.
+    As in DPOT, the norm of a sample and channel is over all frames and grid points; that of
+    dimensionless ones is `NORM`. noise: for each sample a seed, and the channels that get noise.
     """
     if not epsilon:
         return u

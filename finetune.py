@@ -1,15 +1,13 @@
-"""Fine-tune a pre-trained network on one dataset, or train the same network on it from random
-weights.
+"""Fine-tune a pre-trained network on one dataset, or train it there from random weights.
 
     python finetune.py --checkpoint out/small --dataset wave_gauss
     python finetune.py --checkpoint out/small --dataset wave_gauss --samples 128 --from_scratch
     python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot     DPOT's weights
 
 Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch
-size differs; the position embedding is resized to another grid; the temporal weights are fresh for
-another number of input frames, of which a steady problem has one. The router of a mixture of
-experts stays as it is, unless the training is from scratch, and there is no balance loss. The rest
-is as in train.py.
+size differs, the temporal weights for another number of input frames, of which a steady problem has
+one. The position embedding is resized to another grid. The router of experts stays as it is, unless
+the training is from scratch, and there is no balance loss. The rest is as in train.py.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses

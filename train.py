@@ -50,8 +50,7 @@ class Command(NamedTuple):
 def parse(argv=None):
     """The Command of a command line. Raises InputError for flags that contradict one another."""
     first = terminal.Parser(add_help=False)
-    first.add_argument('--size', default='nano',
-                       help='preset of model and recipe, one of ' + ' '.join(configs.SIZES))
+    first.add_argument('--size', default='nano', help='preset, of ' + ' '.join(configs.SIZES))
     size = first.parse_known_args(argv)[0].size
     parser = terminal.Parser(description=__doc__, parents=[first])
     parser.add(configs.model(size), f'model ({size})')
@@ -79,8 +78,7 @@ def with_data(run, size, processes):
         builtin = size if found or size in configs.BUILTIN else 'nano'
         if builtin != size:
             terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so '
-                          f'this run trains on the small built-in mixture in data/nano; '
-                          f'sources.generate and .prepare fill data/')
+                          f'this run trains on data/nano; sources.generate and .prepare fill data/')
         mixture = configs.BUILTIN.get(builtin, ())
         folder = f'data/{builtin}' if mixture else 'data'
         names = configs.datasets_of(names) or sorted(mixture)
@@ -271,9 +269,8 @@ def relative_loss(prediction, windows, size):
 
 
 def change_loss(prediction, windows, size):
-    """`relative_loss` over the square root of ||u_T+1 - u_T|| / size, clamped to [0.01, 1].
-
-    So data that change slowly count as much as others. Not in the paper.
+    """`relative_loss` over the square root of ||u_T+1 - u_T|| / size, clamped to [0.01, 1], so that
+    data that change slowly count as much as others. Not in the paper.
     """
     change = relative_loss(windows[:, -2], windows, size).clamp(0.01, 1)
     return relative_loss(prediction, windows, size) / change.sqrt()
