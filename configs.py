@@ -75,7 +75,8 @@ class ModelConfig:
     """The network (paper, App. B.3). Capital letters are the sizes in all shape comments."""
     channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1')
     frames: int = arg(10, 'T, number of input frames')
-    resolution: tuple = arg((128, 128), 'its grid, such as 128, 96x192 or 64x64x64', type=str)
+    resolution: tuple = arg((128, 128), 'grid of the network, such as 128, 96x192 or 64x64x64',
+                            type=str)
     patch: int = arg(8, 'P, patch size')
     width: int = arg(512, 'D, token width')
     mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert')
@@ -91,12 +92,12 @@ class ModelConfig:
     ablate: str = arg('', 'mappings to switch off, of a (then uniform), d (ones), T (identity)')
     norm: str = arg('', 'sandwich: before and after a sub-layer; pre: before it alone; default: '
                     'sandwich, of --residual plain pre', choices=('', 'sandwich', 'pre'))
-    inner_skip: bool = arg(False, 'add the input of the mixer to its output, as DPOT')
+    inner_skip: bool = arg(False, 'add the input of the mixer to its output, as DPOT does')
     overlap: bool = arg(False, 'tokens reach half a patch beyond their own, not in the paper')
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an MLP", least=0)
     shared: int = arg(2, 'further experts, which every sample takes', flag=False)
     top_k: int = arg(4, 'how many of the E experts a sample takes', flag=False)
-    channel_maps: str = arg('', 'linear maps of the channels: learned, or a checkpoint of fixed')
+    channel_maps: str = arg('', 'linear maps of channels: learned, or fixed ones of a checkpoint')
     normalize: bool = arg(False, 'each dataset gets mean 0 and deviation 1, not in the paper')
     change: bool = arg(False, 'predict how much the last frame changes, not in the paper')
     dims: int = arg(2, 'dimensions of space, see `resolution`', choices=(2, 3), flag=False)
@@ -152,8 +153,8 @@ class TrainConfig:
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping")
     noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); '
                        'with --normalize over that of 5 frames of 64x64 points of its deviation')
-    loss: str = arg('relative', 'relative: L2RE; change: more where little changes; squared: MSE')
-    balance: float = arg(0.1, "weight of MoE-POT's balance loss beside the losses", flag=False)
+    loss: str = arg('relative', 'relative: L2RE; change: more of it in slow fields; squared: MSE')
+    balance: float = arg(0.1, "weight of MoE-POT's balance loss beside the loss", flag=False)
     sampling: tuple = arg((), "w_k, such as dr_pdb=5; of others the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of initial weights, draws and noise', least=0)
 
@@ -196,7 +197,7 @@ SIZES = {
 
 
 def model(size, **fields):
-    """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
+    """The model of a preset of SIZES, with some fields replaced. InputError: an unknown name."""
     if size not in SIZES:
         raise InputError(f'unknown size {size!r}{nearest(size, SIZES)}')
     if fields.get('network', 'aotpot') != 'aotpot':     # which lacks what a preset switches on
@@ -285,7 +286,8 @@ class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
     datasets: tuple = arg((), "names, or the paper's mixture_6, _10, _12; default: all", nargs='+')
-    out: str = arg('', 'folder of the run; default: out/<size>, or out/<checkpoint>-<dataset>')
+    out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py '
+                   'out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0)
     dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, with AMX from --width '
@@ -296,7 +298,7 @@ class RunConfig:
     resume: bool = arg(False, 'continue exactly the run that this command began, or start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch whose gradients add up: less memory')
-    save_every: int = arg(500, 'steps between two scorings; by default at most a tenth of all')
+    save_every: int = arg(500, 'steps between checkpoints; by default at most a tenth of all')
     workers: int = arg(4, 'threads that read batches ahead; 0: the training reads', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl')

@@ -40,7 +40,7 @@ from runtime.stored import number_of, require, storable, whole
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 AT_REST = 1e-3                      # at rest: a channel with less than this share of its deviation
 SPLITS = 'test', 'valid', 'train'   # in the order of writing: a folder with a train.h5 is complete
-ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'source', 'layout', 'variables', 'pde'
+ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source', 'layout', 'variables'
 # what a header says where its file says nothing
 UNSAID = dict(source='', channels=[], static=[], dt=None, t_test=math.inf)
 
@@ -60,8 +60,8 @@ def check_headers(folder, headers):
                 f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape "
                 f'(N, T, H, W, C), (N, T, H, W, D, C) or (N, T, 1, X, C), with at least two frames')
         _, _, *space, C = shape = [int(size) for size in shape]
-        given = {name: attributes[name] for name in attributes if name in ATTRIBUTES[:-1]
-                 and not isinstance(attributes[name], h5py.Empty)}                  # netCDF's for ''
+        given = {name: value for name, value in attributes.items() if name in ATTRIBUTES
+                 and name != 'pde' and not isinstance(value, h5py.Empty)}       # netCDF's for ''
         said[split] = header = {**UNSAID, **storable(given), 'shape': shape}
         if 'layout' in header:                                              # of files of one's own
             header.setdefault('variables', [])
@@ -159,7 +159,7 @@ class Rounded:
                 words = (f'{path}: channel {channels[c]}: the deviation is {deviation:.1e} and the '
                          f'mean {first + mean:.7g}, of which float32 loses {min(share, 1):.1%}; '
                          f'subtract the mean, or take larger units')
-                require(share < 0.999, words)           # else it is another field, often a constant
+                require(share < 0.999, words)           # else float32 holds another field
                 print(words)
 
 
@@ -167,11 +167,12 @@ class Rounded:
 def writer(path, shape, called='', **attributes):
     """Yield {'data': a `Rounded`} of `shape` (N, T, *space, C) to fill; then the file appears.
 
-    What is not filled is NaN, which is refused when it is read. called: the path in messages.
+    What is not filled is NaN, which is refused when it is read. called: the path for messages.
     attributes: those of the layout. Raises InputError for others.
     """
-    for name in [name for name in attributes if name not in ATTRIBUTES]:
-        raise InputError(f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
+    for name in attributes:
+        if name not in ATTRIBUTES:
+            raise InputError(f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
     attributes = storable(attributes)
     with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
         stored = file.create_dataset('data', shape, 'float32', fillvalue=np.nan)
@@ -237,9 +238,11 @@ def find(folder, names=(), split='train', flag='--datasets'):
     require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5; name the one in '
                      f'which the folders of datasets lie, or make it with sources.generate')
     wanted = configs.datasets_of(names)
-    for name in [name for name in wanted if name not in present]:
-        raise InputError(f'{flag} {name}: no {folder / name / split}.h5'
-                         f"{configs.nearest(name, present)}; sources.generate makes the paper's")
+    for name in wanted:
+        if name not in present:
+            close = configs.nearest(name, present)
+            raise InputError(f'{flag} {name}: no {folder / name / split}.h5{close}; '
+                             f"sources.generate makes the paper's")
     return wanted or present
 
 
@@ -321,7 +324,7 @@ class Trajectories:
 
     @functools.cached_property
     def units(self):
-        """The `Units` of the first and last frame of a window of at most 128 trajectories each."""
+        """The `Units` of the first and last frame of a window each of at most 128 trajectories."""
         count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
         means, variances = torch.empty(2, count, 2, self.channels, dtype=torch.float64)
         for i in range(count):
@@ -413,12 +416,13 @@ class Batch(NamedTuple):
     def to(self, device):
         """Its dimensionless windows on a device; the host goes on while pinned memory is copied."""
         some_own = self.own.any()
-        *units, floor, evolving = (x.to(device, non_blocking=True) for x in self[1:6])
+        mean, deviation, own, floor, evolving = (x.to(device, non_blocking=True) for x in self[1:6])
         C = evolving.shape[1]
         grids = [[*parts] for _, parts in groupby(self.windows, lambda part: part.shape[1:-1])]
         sizes = [sum(map(len, parts)) for parts in grids]
+        of_grids = (x.split(sizes) for x in (mean, deviation, own))
         done = []
-        for parts, *numbers, own in zip(grids, *(x.split(sizes) for x in units)):
+        for parts, mean, deviation, own in zip(grids, *of_grids):
             parts = [part.to(device, non_blocking=True) for part in parts]
             if len(parts) > 1 or parts[0].shape[-1] < C:
                 parts = [F.pad(part, (0, C - part.shape[-1]), value=PADDING) for part in parts]
@@ -426,7 +430,7 @@ class Batch(NamedTuple):
             u, = parts
             rows = u.flatten(-2)                                # longer loops for a processor
             shape = *u.shape[:2], *[1] * (rows.ndim - 3), -1
-            mean, deviation = (x.repeat(1, 1, u.shape[-2]).view(shape) for x in numbers)
+            mean, deviation = (x.repeat(1, 1, u.shape[-2]).view(shape) for x in (mean, deviation))
             u = (rows - mean).div_(deviation).view(u.shape)
             done.append(standardize(u, u.shape[1] - 1, own, some_own))
         windows, conditions = zip(*done)
@@ -560,7 +564,10 @@ def norm(x):
 
 
 def size_of(v, floor):
-    """||v||_2 of each sample and channel, (B, ..., C) -> (B, C), at least that of size `floor`."""
+    """||v||_2 of each sample and channel, (B, ..., C) -> (B, C), at least that of one at rest.
+
+    floor: (B, C) or (C,), the root mean square of such a channel.
+    """
     return torch.maximum(norm(v), floor * v.flatten(1, -2).shape[1] ** 0.5)
 
 

@@ -45,8 +45,9 @@ MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
 def load(path, form='fast'):
     """The network in a checkpoint, in evaluation mode. `data` says what it was trained on.
 
-    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run; or InputError.
+    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run.
     form: 'fast', or 'paper' for the equations as aotpot.py prints them.
+    Raises InputError for any other file.
     """
     return checkpoint.load_model(checkpoint.load_file(path), form)
 
@@ -59,8 +60,8 @@ def trained_on(model):
 class Predictor:
     """A model as a time stepper of one dataset: `step` maps a state to the next.
 
-    dataset: anything with the name, space, evolving and units of a data.Trajectories. Units of the
-        training, if that knew it, go before.
+    dataset: anything with the name, space, evolving and units of a data.Trajectories. If the
+        training knew it, the units are those of the training.
     """
 
     def __init__(self, model, dataset, device, dtype='fp32'):
@@ -162,8 +163,9 @@ def rollout(model, frames, steps, dataset='', batch_size=16):
         predictions = predictions[:, :, 0]
     if isinstance(frames, torch.Tensor):
         return predictions.to(frames.device)
-    lacking = predictions.dtype == torch.bfloat16                                       # in NumPy
-    return (predictions.float() if lacking else predictions).numpy()
+    if predictions.dtype == torch.bfloat16:                                     # which NumPy lacks
+        predictions = predictions.float()
+    return predictions.numpy()
 
 
 def real_values(values, name):
@@ -182,8 +184,9 @@ def real_values(values, name):
 def layout_of(model, values, dataset):
     """Name, space, units and evolving channels of frames (N, T, *space', C') of a dataset.
 
-    dataset: of the training, '': any of it that fits. If several fit, of several units, those are
-        of the frames, but a channel that never varies has the mean deviation of the training.
+    dataset: of the training, '': any of it that fits. The units are those of the training, if all
+        that fits has the same, and else of the frames by themselves; a channel that never varies in
+        these has the mean deviation of the training.
     Raises InputError if nothing fits, or what fits has other channels that evolve.
     """
     C = values.shape[-1]
@@ -261,7 +264,7 @@ def vrmse_of_samples(u, v, floor):
 
 
 def of_frames(error):
-    """The mean of such a metric over the frames, each by itself."""
+    """A metric that is the mean of `error` over the frames, each by itself."""
     def mean_over_frames(u, v, floor):
         errors = error(u.flatten(0, 1), v.flatten(0, 1), floor)
         return errors.unflatten(0, u.shape[:2]).mean(1)
@@ -317,8 +320,8 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
 
     A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one
     step' predicts each frame from T true ones. Persistence is the newest true frame, repeated. The
-    result, equal on all processes, also has 'frames', t_test, 'steady', of the dataset, and
-    'channels', the means {channel: {forecast: {name: mean}}}.
+    result, equal on all processes, also says 'frames', which is t_test, whether the dataset is
+    'steady', and of 'channels' the means {channel: {forecast: {name: mean}}}.
     """
     T = model.config.frames
     F = dataset.t_test
@@ -414,9 +417,9 @@ def validation_windows(dataset):
             for i in range(count)]
 
 
-def validation_error(model, datasets, processes, dtype='fp32', samples=16):
+def validation_error(model, datasets, processes, dtype='fp32', batch_size=16):
     """The mean over the datasets of the L2RE of one step on their `validation_windows`."""
-    curves = [rollout_curve(model, dataset, processes, 1, samples, dtype,
+    curves = [rollout_curve(model, dataset, processes, 1, batch_size, dtype,
                             validation_windows(dataset)) for dataset in datasets]
     model.train()
     return sum(mean(curve['model']) for curve in curves) / len(datasets)
@@ -435,10 +438,10 @@ def reference(trained, dataset, args, processes):
     ours = {**dataset.header, 'source': source}
     _, words = data.difference(dataset.header, ours, dataset.path, 'our solver')
     if words or not solved:
+        why = f', for {words}' if words else ''
         raise InputError(f'--rollout {args.rollout}: the test trajectories of {dataset.name} have '
-                         f'{dataset.frames} frames, and no solver of ours makes longer ones'
-                         f'{words and f", for {words}"}; try --rollout '
-                         f'{dataset.frames - config.frames}')
+                         f'{dataset.frames} frames, and no solver of ours makes longer ones{why}; '
+                         f'try --rollout {dataset.frames - config.frames}')
     split = generate.long_reference(dataset, args.rollout, args.samples, config, processes)
     return open_dataset(trained, dataset.path.parent.parent, dataset.name, split)
 
@@ -544,9 +547,9 @@ def parser_of(description):
 
 
 def open_checkpoint(args):
-    """Open --checkpoint and print a line on it: what was trained, the processes, a report.
+    """Open --checkpoint and print a line on it: what is evaluated, the processes, a report.
 
-    What was trained has model, path, name, and data and datasets, the flags of its training.
+    What is evaluated has a model, path and name, and the flags data and datasets of its training.
     --json and --figures become '' on all ranks but 0, which alone writes.
     """
     configs.bounded('--batch_size', args.batch_size, least=1)

@@ -50,7 +50,7 @@ class Command(NamedTuple):
 def parse(argv=None):
     """The Command of a command line. Raises InputError for flags that contradict one another."""
     first = terminal.Parser(add_help=False)
-    first.add_argument('--size', default='nano', help='preset, of ' + ' '.join(configs.SIZES))
+    first.add_argument('--size', default='nano', help='preset, one of ' + ' '.join(configs.SIZES))
     size = first.parse_known_args(argv)[0].size
     parser = terminal.Parser(description=__doc__, parents=[first])
     parser.add(configs.model(size), f'model ({size})')
@@ -93,9 +93,8 @@ def with_data(run, size, processes):
 
 
 def shape_of_data(config, datasets):
-    """{field: value} of a model config for data.Trajectories, which are dimensionless if one's own.
-
-    The grid is left out if it is the paper's or one of several, and else rounded up to patches.
+    """{field: value} of a model config for data.Trajectories: at least its channels, at most its
+    frames. One's own data are dimensionless and, if all have one grid, give it, in whole patches.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
@@ -125,7 +124,8 @@ def announce_shape(before, now, datasets, processes):
     """Print what of a model config has changed for the data, as flags, if anything has."""
     flags = [f'--{name} {show(getattr(now, name))}' for name in ('resolution', 'frames', 'channels')
              if getattr(now, name) != getattr(before, name)]
-    flags += ['--normalize'] * (now.normalize and not before.normalize)
+    if now.normalize and not before.normalize:
+        flags.append('--normalize')
     if flags:
         processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
     for grid in {dataset.space for dataset in datasets}:
@@ -254,9 +254,11 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
     if steps == 1:
         return peak
     if step <= top:
-        low, phase = start, step / top if top else 1.0
+        low = start
+        phase = step / top if top else 1.0
     else:
-        low, phase = end, 1 - (step - top) / max(steps - 1 - top, 1)
+        low = end
+        phase = 1 - (step - top) / max(steps - 1 - top, 1)
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * phase)) / 2)
 
 
@@ -316,10 +318,11 @@ def autocast(run, device):
 def score_weights(training, log, processes):
     """Score the weights on valid.h5, or where there is none on test.h5, and log it.
 
-    They become best.pt if every dataset has a valid.h5 and none were better, and with --keep
-    step<N>.pt. The time does not count as training.
+    They become best.pt if every dataset has a valid.h5 and no others had a lower error, and with
+    --keep step<N>.pt. The time does not count as training.
     """
-    (_, recipe, run, *_), splits, _, model, _, progress, metadata = training
+    command, splits, _, model, _, progress, metadata = training
+    _, recipe, run, *_ = command
     split = 'valid' if splits['valid'] else 'test'
     samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     error = evaluate.validation_error(model, splits[split], processes, run.dtype, samples)
@@ -346,7 +349,7 @@ def fit(training, network, batches, log, arrived, processes):
     """Minimise Eq. (3) until all steps are done, or a signal has come, which is returned, or 0.
 
     network: the model, compiled and parallel. batches: yields a data.Batch for each part of a step.
-    arrived: the signals, which several processes compare when they write a line of the log.
+    arrived: a list of signals, which several processes compare when they write a line of the log.
     """
     command, _, windows, model, optimizer, progress, _ = training
     config, recipe, run, *_ = command

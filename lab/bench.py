@@ -1,11 +1,11 @@
 """How fast this machine computes and reads, beside the plain network, other forms and peers.
 
-    python -m lab.bench step                            the forward pass and the train step of `tiny`
+    python -m lab.bench step                            forward pass and train step of `tiny`
     python -m lab.bench step --compile graphs           also the same compiled, and as CUDA graphs
-    python -m lab.bench step --peer paper FNO ../DPOT   also aotpot.py as printed, and other networks
+    python -m lab.bench step --peer paper FNO ../DPOT   also aotpot.py as printed, other networks
     python -m lab.bench latency --size small            a forward pass at batch 1
     python -m lab.bench optimizer --size mini           a step of Muon, AdamW and torch.optim.Muon
-    python -m lab.bench read --batch_size 20            a batch from a file, of windows as in training
+    python -m lab.bench read --batch_size 20            a batch of windows, from a file and memory
 
 What is compared takes turns, so that the ratio of two times hardly depends on what else the machine
 does. On a GPU that has bf16, our networks take it. A --peer is `paper`, a network of
@@ -58,14 +58,16 @@ def passes(kind, args, config, device):
     or both passes, a 'train step'.
     """
     training = kind == 'train step'
-    for name in [name + form for form in FORMS[args.compile] for name in ('aot', 'plain')] + args.peer:
-        first, *mode = name.split()
+    shape = args.batch_size, config.frames, *config.resolution, config.channels
+    names = [block + form for form in FORMS[args.compile] for block in ('aot', 'plain')]
+    for name in names + args.peer:
+        first, *mode = [name] if name in args.peer else name.split()    # a folder may have blanks
         torch.manual_seed(0)
-        u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
+        u = torch.randn(shape, device=device)
         ours = first in ('aot', 'plain', 'paper')
         if ours:
-            residual, form = {'plain': ('plain', 'fast'), 'paper': ('aot', 'paper')}.get(first, ('aot', 'fast'))
-            model = build(dataclasses.replace(config, residual=residual), form)
+            block = dataclasses.replace(config, residual='plain' if first == 'plain' else 'aot')
+            model = build(block, 'paper' if first == 'paper' else 'fast')
         elif name in BASELINES:
             model = build(configs.model(args.size, network=name))
         else:
@@ -88,7 +90,7 @@ def passes(kind, args, config, device):
 
 
 def optimizer_steps(kind, args, config, device):
-    """Yield the name of each optimizer and its step, of two for the parameters of two axes alone."""
+    """Yield names of optimizers and their steps, of two for the parameters of two axes alone."""
     of_torch = ['torch.optim.Muon'] if hasattr(torch.optim, 'Muon') else []
     for name in ['muon', 'adamw', 'muon, 2-D', *of_torch]:
         model = build(config).to(device)
@@ -122,7 +124,7 @@ def batches_read(kind, args, config, device):
     yield 'memory', copies
 
 
-KINDS = {                       # {command: {what is measured: the function that yields what takes turns}}
+KINDS = {                       # {command: {what is measured: what yields the functions}}
     'step': {'forward': passes, 'train step': passes},
     'latency': {'forward': passes},
     'optimizer': {'optimizer step': optimizer_steps},
@@ -130,7 +132,7 @@ KINDS = {                       # {command: {what is measured: the function that
 
 
 def compare(kind, functions, args, config, device):
-    """{name: {what: number}}: the median times of functions, and medians of their ratios to others."""
+    """{name: {what: number}}: the median times of functions, and those of ratios to others."""
     cuda = device.type == 'cuda'
     calls = {}
     rows = {}

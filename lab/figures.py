@@ -133,7 +133,7 @@ def plot_fields(fields, steps, title, colours=256):
     """The truth, the prediction and its error, or a forecast alone, a row for each of the steps.
 
     fields: (F, 2 or 1, H, W) at the steps from 1 on. x points to the right, y up. All have the
-    range of all of the truth, and the error has the colours of half of that.
+    range of the truth, or of a forecast, at all steps; the error has the colours of half of it.
     Of a field in one dimension, H = 1, there is one row with images of place and time.
     """
     line = fields.shape[2] == 1
@@ -162,8 +162,9 @@ def plot_fields(fields, steps, title, colours=256):
         figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
     up = f'{W} steps' if line else f'step {steps[-1]}\ny, {W} points'
     axes[-1, 0].set(xlabel=f'x, {H} points', ylabel=up)
-    for ax in axes.flat if line else ():
-        ax.set_aspect('auto')
+    if line:
+        for ax in axes.flat:
+            ax.set_aspect('auto')
     return figure
 
 

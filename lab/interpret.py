@@ -76,9 +76,11 @@ def gains_table(gain):
     """The mean and max of `gains` over the samples: lines of a table, and {name: {kind: list}}."""
     report = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()}
               for name, values in gain.items()}
-    rows = {f'{l + 1:>3} {"MLP" if l % 2 else "mixer"}': {
-        f'{name}\n{kind}': numbers[l] for name, kinds in report.items()
-        for kind, numbers in kinds.items()} for l in range(gain['forward'].shape[1])}
+    rows = {}
+    for l in range(gain['forward'].shape[1]):
+        rows[f'{l + 1:>3} {"MLP" if l % 2 else "mixer"}'] = {
+            f'{name}\n{kind}': numbers[l]
+            for name, kinds in report.items() for kind, numbers in kinds.items()}
     return terminal.table('Amax gain\nsub-layer', rows), report
 
 

@@ -24,9 +24,9 @@ def build(config, form='fast', headers=None):
     if config.network == 'aotpot':
         difference = fast.disagreement(config) if form == 'fast' else ''
         if difference:
+            form = 'paper'
             warn(f'{difference}: aotpot.py is taken, which is slower')
-        network = {'fast': fast.Fast, 'paper': AOTPOT}['paper' if difference else form]
-        model = network(config, Experts)
+        model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
     elif config.network in BASELINES:
         model = BASELINES[config.network](config)
         model.config = config
@@ -89,7 +89,7 @@ def compile_model(model, run, samples, device):
     torch._dynamo.config.optimize_ddp = False           # or it would split the graph later
     warnings.filterwarnings('ignore', module='torch._inductor')         # its advice for fp32
     for parameter in model.parameters():
-        if parameter.requires_grad:         # a CUDA graph reuses its own, so that one adds to these
+        if parameter.requires_grad:         # gradients add to it: a CUDA graph reuses its own
             parameter.grad = torch.zeros_like(parameter)
     buffers = [buffer.clone() for buffer in model.buffers()]
     mode = 'reduce-overhead' if run.compile == 'graphs' else 'default'

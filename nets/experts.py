@@ -113,9 +113,9 @@ def balance_loss(model):
 def after_step(model):
     """The mean share of each expert in the last pass whose `balance_loss` was taken, (layers, E).
 
-    This lowers the temperature of every router by a hundredth, from 2 down to 1/2: once a step, for
-    a compiled backward pass would see it. Of several processes all take the statistics of the
-    first, as last.pt does.
+    This lowers the temperature of every router by a hundredth, from 2 down to 1/2: not between the
+    passes of a step, for a compiled backward pass would see it. Of several processes all take the
+    statistics of the first, as last.pt does.
     """
     routers = [layer.router for layer in expert_layers(model)]
     for router in routers:

@@ -23,8 +23,8 @@ from nets.experts import Experts
 class Fast(AOTPOT):
     """AOTPOT by the rewrites of this file: the same parameters, the same function.
 
-    With residual='aot' a forward pass can be run backward once, without second derivatives and
-    transforms of torch.func, or raises RuntimeError; aotpot.AOTPOT has no such limit.
+    With residual='aot' a forward pass can be run backward once. A second time, second derivatives
+    and transforms of torch.func raise RuntimeError; aotpot.AOTPOT has no such limit.
     compiled: True makes the network compute what it hands to torch.compile, for tests.
     """
     compiled = False

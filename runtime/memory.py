@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def available():
-    """The bytes that this process may still take, of the machine or a container."""
+    """The bytes that this process may still take, of the machine or a container, inf if unknown."""
     meminfo = Path('/proc/meminfo')
     if not meminfo.exists():
         return math.inf
@@ -45,7 +45,8 @@ def forecast(model, samples, parts):
 
     samples: of a pass. parts: passes of a step, --accumulate.
     """
-    fixed = 4 * sum(x.numel() * x.element_size() for x in model.parameters())   # also two moments
+    weights = sum(x.numel() * x.element_size() for x in model.parameters())
+    fixed = 4 * weights                                         # with gradients and two moments
     each = saved_bytes(model)
     need = fixed + each * samples
     free = available()

@@ -261,7 +261,8 @@ def the_well(source, uneven=False):
         refuse(source, 'HDF5 files in its folders data/train, data/test and perhaps data/valid',
                [split for split in files if files[split]], 'name it')
     paths = sum(files.values(), [])
-    fields = title, D, axes, channels = fields_of(paths[0])
+    fields = fields_of(paths[0])
+    title, D, axes, channels = fields
     for path in paths:
         if fields_of(path) != fields:
             refuse(path, fields, fields_of(path), 'remove what is of another dataset')

@@ -53,7 +53,7 @@ class Piece(NamedTuple):
     start: int = 0              # its first frame in them
 
     def __str__(self):
-        return f'{self.parts[0][0]}' + f', from its frame {self.start} on' * (self.start > 0)
+        return f'{self.parts[0][0]}' + (f', from its frame {self.start} on' if self.start else '')
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Own:
     test_source: tuple = arg((), 'files that are the test set', **SEVERAL)
     test: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
     valid: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
-    split: str = arg('seed', 'they are drawn, or the last', choices=['seed', 'order'])
+    split: str = arg('seed', 'test trajectories are drawn, or the last', choices=['seed', 'order'])
     seed: int = arg(0, 'that draws them', least=0, metavar='N')
 
     def __post_init__(self):
@@ -196,8 +196,8 @@ def contents(path, names=()):
         shapes = {name: array.shape for name, array in found.items() if array is not None}
         others = ' '.join(name for name in found if name and name not in shapes)
     words = [f'{name} {shape}' for name, shape in shapes.items() if name and shape]
-    words = ', '.join(words[:20] + ['...'] * (len(words) > 20))
-    return shapes, (words or 'none') + f' (not of real numbers: {others})' * bool(others)
+    words = ', '.join(words[:20] + ['...'] if len(words) > 20 else words) or 'none'
+    return shapes, words + (f' (not of real numbers: {others})' if others else '')
 
 
 def places(shape, axes):
@@ -406,7 +406,8 @@ def find_runs(paths, own):
             if sum(len({*np.diff(column).round(6)}) > 1 for column in numbers) == 1:
                 warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
                      f'if frames were missing')
-    (low, here), (high, there) = (limit(steps, default=(1, '')) for limit in (min, max))
+    low, here = min(steps, default=(1, ''))
+    high, there = max(steps, default=(1, ''))
     require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
             f'{there}: the time between frames is {high:g}, in {here} {low:g}; --uneven takes them '
             f'as equal')
@@ -483,7 +484,7 @@ def own_source(sources, own):
     items['test'] += sum(given, [])
     items = {split: pieces for split, pieces in items.items() if pieces}
     dt = own.dt or attributes['dt']
-    print('dt 1, since no file says it' if dt is None else
-          f'dt {dt:g}, {"of --dt" if own.dt else "as in the files"}')
+    origin = 'of --dt' if own.dt else 'as in the files'
+    print('dt 1, since no file says it' if dt is None else f'dt {dt:g}, {origin}')
     return source._replace(shape=(frames, *source.shape[1:]), items=items,
                            attributes=attributes | {'dt': dt})

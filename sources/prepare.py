@@ -167,15 +167,17 @@ def convert(folder, source, nan_to_num=False, masked=False):
                 wrong = (np.isnan(rounded) != gaps) | np.isinf(rounded)
                 if wrong.any():
                     where += f', frame {place[1].start + np.argwhere(wrong)[0, 0]}'
-                    allowed = 'finite values' + ', or nan at the same points of all frames' * masked
-                    refuse(where, allowed, 'nan or infinity', '--nan_to_num writes 0')
+                    also = ', or nan at the same points of all frames' if masked else ''
+                    refuse(where, f'finite values{also}', 'nan or infinity',
+                           '--nan_to_num writes 0')
                 parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
                 output[place] = fill(block, gaps, guess) if gaps.any() else block
         means = report(channels, parts) if outputs else None
-        for output in outputs.values() if gaps.any() else ():
-            for i, trajectory in enumerate(output.stored):
-                output.stored[i] = fill(trajectory[..., :-1], gaps, means)
+        if gaps.any():                                          # by now the means are known
+            for output in outputs.values():
+                for i, trajectory in enumerate(output.stored):
+                    output.stored[i] = fill(trajectory[..., :-1], gaps, means)
     twice = len(seen['test'] & seen['train'])
     if twice:
         warn(f'{twice} of {len(seen["test"])} frames of the test set are in the training set as '
