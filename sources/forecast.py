@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from data import evolving_of
 from runtime import files
 from runtime.stored import require
 from sources.own import Own, find_runs, library, parse_layout, paths_of
@@ -61,7 +62,7 @@ def write_forecast(path, u, header):
     axes = main.replace('K', '')                                    # a tensor's numbers lie along C
     axes = axes if 'T' in axes else f'T{axes}'
     axes = f'N{axes}' if len(u) > 1 and 'N' not in axes else axes
-    evolving = [c for c, name in enumerate(header['channels']) if name not in header['static']]
+    evolving = evolving_of(header)
     names = [header['channels'][c] for c in evolving]
     if len(names) > 1 and path.suffix == '.npy' and 'C' not in axes:
         axes += 'C'

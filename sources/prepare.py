@@ -133,7 +133,7 @@ def convert(folder, source, nan_to_num=False, masked=False):
     """
     attributes = source.attributes
     channels = attributes['channels']
-    evolving = [c for c, name in enumerate(channels) if name not in attributes['static']]
+    evolving = data.evolving_of(attributes)
     (path, n), *_ = next(iter(source.items.values()))
     with reading(path), np.errstate(over='ignore'):
         first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0].real.astype(np.float32)
