@@ -184,8 +184,14 @@ def opened(damage):
     data.Trajectories('.', 'own', 'train', 4, 4)
 
 
+def headers(shape):
+    """What the files of a dataset say, when they are read or to be written."""
+    shapes = {'test': shape, 'train': FIELDS.shape}
+    data.check_headers('own', {split: (shapes[split], np.dtype('f4'), {}) for split in shapes})
+
+
 def beside_a_test_file(attributes):
-    write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'])
+    write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'], dt=0.1)
     write(Path(), 'own', FIELDS, 'test', **attributes)
     data.Trajectories('.', 'own', 'test', 4, 4)
 
@@ -250,7 +256,15 @@ CALLS = {
         (opened, lambda path: h5py.File(path, 'a').move('data', 'fields'), "own/train.h5: ...'data' doesn't exist"),
         (opened, lambda path: h5py.File(path, 'a').move('data', 'of/data') or h5py.File(path, 'a').move('of', 'data'),
          "own/train.h5: 'data' is a group, not a dataset"),
+        (headers, (2, 8, 4, 5, 2), 'own: test.h5 has grid and channels [4, 5, 2], but train.h5 [4, 6, 2]; they must'),
+        (headers, (0, 8, 4, 6, 2), 'test.h5: ...(0, 8, 4, 6, 2); expected real numbers of shape'),
+        (headers, (2, 1, 4, 6, 2), 'with at least two frames'),
+        (beside_a_test_file, {'channels': ['u']}, "test.h5: channels ['u']: expected 2 different names"),
+        (beside_a_test_file, {'static': ['w']}, "static ['w']: expected names of channels, but not of all"),
+        (beside_a_test_file, {'t_test': 0}, 't_test 0...: expected at least 1 frame'),
+        (beside_a_test_file, {'dt': np.nan}, 'dt nan: expected a positive number'),
         (beside_a_test_file, {'dt': 'abc'}, 'own/test.h5: dt abc: expected a positive number'),
+        (beside_a_test_file, {'dt': 0.3}, 'test.h5 has the dt 0.3, but train.h5 0.1; they must be'),
         (beside_a_test_file, {'channels': ['v', 'u']}, 'test.h5 has the channels v u, but train.h5 u v; they must be'),
     ],
 }
