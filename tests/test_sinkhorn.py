@@ -54,18 +54,11 @@ def test_values_and_gradients_are_those_of_the_reference(std, iters):
         assert error.max() < worst, error
 
 
-def test_without_a_round_the_matrix_is_the_exponential_of_its_logits():
-    z = randn(16, 4, 4)
-    torch.testing.assert_close(sinkhorn(z.float(), 0), reference(z, 0).float(), rtol=1e-5, atol=0)
-    torch.testing.assert_close(sinkhorn(z.double(), 0), reference(z, 0))
-
-
 @pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (2, 0, 3, 3), (257, 2, 2), (20, 16, 16)])
 def test_any_batch_shape_equals_a_loop_over_matrices(shape):
     z = randn(*shape)
-    p = sinkhorn(z)
-    assert p.shape == z.shape and p.dtype == z.dtype
-    torch.testing.assert_close(p, reference(z), rtol=1e-11, atol=1e-14)
+    for iters in 0, 20:
+        torch.testing.assert_close(sinkhorn(z, iters), reference(z, iters), rtol=1e-11, atol=1e-14)
 
 
 def derivatives(dtype):
