@@ -7,7 +7,7 @@ import data
 import evaluate
 import finetune
 import train
-from helpers import CPU, same, write
+from helpers import same, write
 
 HERE = '--device', 'cpu', '--threads', 1, '--batch_size', 4
 NANO = [*HERE, '--frames', 3, '--resolution', 16, '--width', 32, '--mlp', 32, '--depth', 1,
