@@ -116,36 +116,21 @@ def test_what_float32_takes_is_counted_channel_by_channel_however_a_caller_write
         assert ('channel p' in said) == (len(index) < 5) and 'channel v' not in said, index
 
 
-def test_what_a_writer_has_not_written_is_refused_when_it_is_read(tmp_path):
-    with data.writer(tmp_path / 'own/train.h5', (3, 8, 4, 6, 2)) as file:
-        file['data'][:2] = 1
-        file['data'][2, :5] = 1
-    item = opened(tmp_path)
-    assert (read(item, 1, 0, 8) == 1).all() and (read(item, 2, 0, 5) == 1).all()
-    with pytest.raises(InputError, match=r'trajectory 2, frame 5, channel 0, .* nan is not finite'):
-        read(item, 2, 1, 6)
-
-
 def killed_before(step, action):
-    """Do `action` in a process that kills itself before its rename or removal number `step`.
+    """Kill a process that does `action` at its rename or removal `step`; whether it got so far."""
+    steps = iter(range(step))
 
-    Returns whether it got so far.
-    """
-    process = os.fork()
-    if not process:
-        calls = []
+    def counting(call):
+        def act(*args, **options):
+            if next(steps, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **options)
+        return act
 
-        def counting(call):
-            def act(*args, **options):
-                if len(calls) == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                calls.append(call)
-                return call(*args, **options)
-            return act
+    def main():
         os.replace, os.unlink = counting(os.replace), counting(os.unlink)
         action()
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(process, 0)[1])
+    return helpers.exit_code(helpers.fork(main, os.devnull)) == -signal.SIGKILL
 
 
 def splits_of(folder):
@@ -199,22 +184,20 @@ STORAGE = {'plain': {}, 'user block': {}, 'chunked': dict(chunks=(1, 3, 4, 6, 1)
 
 @pytest.mark.parametrize('kind', [*STORAGE, 'link'])
 def test_every_kind_of_storage_and_link_is_read_by_value(tmp_path, kind):
-    values, path = coded() / 64 + 1, tmp_path / 'own/train.h5'
+    values, name = coded() / 64 + 1, 'group/x' if kind == 'link' else 'data'
+    path = tmp_path / 'own/train.h5'
     path.parent.mkdir()
-    with h5py.File(tmp_path / 'own/other.h5', 'w') as other:
-        other['before'], other['group/x'] = np.zeros(77), values
     with h5py.File(path, 'w', userblock_size=512 * (kind == 'user block')) as file:
         file['before'] = np.zeros(7)
-        if kind == 'link':
-            file['data'] = h5py.ExternalLink('other.h5', 'group/x')
-        else:
-            file.create_dataset('data', data=values, **{'dtype': 'f4', **STORAGE[kind]})
-    with h5py.File(path) as file:
-        expected = file['data'][:].astype(np.float32)
+        file.create_dataset(name, data=values, **{'dtype': 'f4', **STORAGE.get(kind, {})})
+        expected = file[name][:].astype(np.float32)
+    if kind == 'link':
+        path.rename(tmp_path / 'own/other.h5')
+        with h5py.File(path, 'w') as file:
+            file['data'] = h5py.ExternalLink('other.h5', name)
     assert np.allclose(expected, values, rtol=1e-3, atol='i2' in kind)       # rtol of float16
     item = opened(tmp_path)
-    if kind in STORAGE:
-        assert isinstance(item._data, np.memmap) == (kind in ('plain', 'user block'))
+    assert isinstance(item._data, np.memmap) == (kind in ('plain', 'user block', 'link'))
     places = [(2, 3), (0, 0), (2, 1)]
     assert np.array_equal(item.windows(places, 5), [expected[i, t:t + 5] for i, t in places])
     assert data.find(tmp_path) == ['own'] and item.t_test == 4
@@ -259,18 +242,18 @@ def test_what_hdf5_would_read_as_other_numbers_is_refused(tmp_path, kind, words)
         opened(tmp_path)
 
 
-def test_a_frame_is_checked_when_it_is_first_read_and_squares_that_overflow_are_no_damage(tmp_path):
-    values = 1e30 * coded()
-    values[1, 6, 2, 3, 1] = np.nan
-    write(tmp_path, values=values.astype('f4'))
+def test_a_frame_is_checked_when_it_is_first_read_and_one_that_was_not_written_is_nan(tmp_path):
+    values = np.float32(1e30 * coded())                         # whose squares overflow
+    with data.writer(tmp_path / 'own/train.h5', values.shape) as file:
+        file['data'][0], file['data'][1, :6] = values[0], values[1, :6]
+        file['data'][2], file['data'][1, 7:] = values[2], values[1, 7:]
     item = opened(tmp_path, rows=[2, 1])
     assert read(item, 1, 0, 5).max() > 1e30 and read(item, 0, 2, 8).any()
     assert item._finite.tolist() == [[False] * 2 + [True] * 6, [True] * 5 + [False] * 3]
-    words = r'trajectory 1, frame 6, channel 1, point \(2, 3\): nan is not finite'
     for start in (2, 6, 2):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=r'trajectory 1, frame 6, channel 0, .* nan is not f'):
             read(item, 1, start, 7)
-    assert np.array_equal(read(item, 1, 1, 6), values[1, 1:6].astype('f4'))
+    assert np.array_equal(read(item, 1, 1, 6), values[1, 1:6])
 
 
 def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
@@ -278,8 +261,7 @@ def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
     values = write(tmp_path, **names)
     with pytest.raises(InputError, match='trajectory 1: a static channel varies in time; leave it'):
         read(opened(tmp_path), 1, 0, 4)
-    round_off = 1 + 1e-7 * np.arange(8).reshape(8, 1, 1)
-    values[..., 1] = values[:, :1, ..., 1] * round_off
+    values[..., 1] = values[:, :1, ..., 1] * (1 + 1e-7 * np.arange(8).reshape(8, 1, 1))  # rounding
     write(tmp_path, values=values, **names)
     assert read(opened(tmp_path), 1, 0, 4).any()
 
@@ -374,10 +356,9 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
 def test_threads_read_in_order_draw_no_random_number_and_report_what_is_damaged(
         mixture, readers, tmp_path):
     cpu = torch.device('cpu')
-    values = coded(9, 5)
-    with h5py.File(tmp_path / 'chunked.h5', 'w') as file:           # which HDF5 reads
-        file.create_dataset('data', data=values, chunks=(1, *values.shape[1:]))
-    (tmp_path / 'chunked.h5').replace(tmp_path / 'z/train.h5')
+    (tmp_path / 'z/train.h5').unlink()
+    with h5py.File(tmp_path / 'z/train.h5', 'w') as file:           # which HDF5 reads
+        file.create_dataset('data', data=coded(9, 5), chunks=(1, 5, 4, 6, 2))
     windows = windows_of([*mixture[:2], opened(tmp_path, 'z')], 3)
     numbers = [*data.numbers_of_rank(range(3, 20), 6)]
     state = torch.get_rng_state()
@@ -419,16 +400,15 @@ def test_a_batch_is_ordered_by_grid_and_keeps_samples_with_dataset_and_noise(mix
     assert [part.shape[2:] for part in batch.windows] == [(2, 6, 3), (4, 6, 3)]
     rows = [window for part in batch.windows for window in part]
     samples = {draw[3]: draw[:3] for draw in map(windows.draw, range(20))}
-    ks = []
+    order = [samples[seed][0] for seed, _ in batch.noise]
+    assert len(order) == 20 and order == sorted(order, key=lambda k: (sets[k].space, k))
     of_samples = rows, batch.floor, batch.evolving, batch.noise
     for window, floor, evolving, (seed, channels) in zip(*of_samples, strict=True):
         k, trajectory, first = samples[seed]
-        ks.append(k)
         assert np.array_equal(window[..., :2], read(sets[k], trajectory, first, first + 5))
         assert (window[..., 2] == 1).all() and channels == sets[k].evolving
         assert torch.equal(floor[:2], 1e-3 * sets[k].units.deviation[1])
         assert evolving.tolist() == [True, k < 3, False]
-    assert len(ks) == 20 and ks == sorted(ks, key=lambda k: (sets[k].space, k))
 
 
 @pytest.mark.parametrize('own, C', [(0.0, 3), (1.0, 3), (0.0, 2), (1.0, 2)])
@@ -442,14 +422,12 @@ def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture,
     stored = windows[range(20)]
     batch = stored.to('cpu')
     ks = sorted(draw[0] for draw in map(windows.draw, range(20)))
-    [given] = batch.windows
-    for u, k, condition, floor, raw in zip(given, ks, batch.condition, batch.floor,
-                                           torch.cat(stored.windows)):
+    rows = *batch.windows, ks, batch.condition, batch.floor, torch.cat(stored.windows)
+    for u, k, condition, floor, raw in zip(*rows, strict=True):
         expected = (raw - 7 * k) / scale
         mean, deviation = torch.zeros(2), torch.ones(2)
         if own:
-            mean = expected[:4].mean((0, 1, 2))
-            deviation = expected[:4].std((0, 1, 2)).clamp_min(1e-3)
+            deviation, mean = torch.std_mean(expected[:4], (0, 1, 2))
         torch.testing.assert_close(u[..., :2], (expected - mean) / deviation, rtol=1e-4, atol=1e-4)
         assert own or torch.equal(u[..., :2], expected)
         torch.testing.assert_close(condition[:, :2], torch.stack([mean, deviation]))

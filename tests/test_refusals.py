@@ -246,8 +246,8 @@ CALLS = {
     ],
     'arrays': [
         (written, {'test': FIELDS * 1j}, "test.h5: 'data' is complex128 ...; expected real numbers"),
-        (written, {'train': fields(2, np.nan)}, 'train.h5: trajectory 2, frame 5, channel 1, ...nan is not finite'),
-        (written, {'test': fields(1, 1e300)}, 'test.h5: trajectory 1, frame 5, channel 1, ...inf is not finite'),
+        (written, {'train': fields(2, np.nan)}, 'trajectory 2, frame 5, channel 1, point (1, 1): nan'),
+        (written, {'test': fields(1, 1e300)}, 'test.h5: trajectory 1, frame 5, channel 1, ...inf'),
         (written, {'test': np.ma.masked_less(FIELDS, 2)}, 'test.h5: trajectory 0: masked values'),
         (written, {'statics': ['1']}, "there is no attribute 'statics'; did you mean static?"),
     ],
