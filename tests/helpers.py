@@ -1,11 +1,10 @@
-"""What several test files share: small networks, datasets and checkpoints, ways to run a script, a slow rollout."""
+"""What test files share: small networks, datasets, checkpoints, ways to run a script."""
 import dataclasses
+import fcntl
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,14 +18,15 @@ import nets.build
 import train
 from nets.experts import Experts
 from nets.fast import Fast
-from runtime import distributed, files, terminal
+from runtime import distributed, terminal
 from runtime.runs import read_log
 
-SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
+SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2,
+             out_width=6)
 
 
 def fresh(form='fast', **overrides):
-    """A small network in float64 as it starts, in the form that is asked for, whether the two agree or not."""
+    """A small network in float64 as it starts, in the form that is asked for."""
     network = {'fast': Fast, 'paper': aotpot.AOTPOT}[form]
     return network(configs.model('tiny', **{**SMALL, **overrides}), Experts).double()
 
@@ -80,9 +80,9 @@ def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=
 
 
 ONE_LAYER = dict(width=16, mlp=16, depth=1, patch=4, resolution=16, frames=3)
-TINY = [*(str(word) for name, value in ONE_LAYER.items() for word in (f'--{name}', value)),
-        '--no-normalize', '--no-overlap', '--optimizer', 'adamw', '--loss', 'relative', '--sampling', 'swe_pdb=3',
-        '--device', 'cpu', '--batch_size', '4', '--log_every', '1']
+TINY = [f'--{name}={value}' for name, value in ONE_LAYER.items()]
+TINY += ('--no-normalize --no-overlap --optimizer adamw --loss relative --sampling swe_pdb=3 '
+         '--device cpu --batch_size 4 --log_every 1').split()
 
 
 def travelling(N, T, H, C, speed, scale=1.0):
@@ -90,7 +90,7 @@ def travelling(N, T, H, C, speed, scale=1.0):
     random, x = np.random.default_rng(N * T), 2 * np.pi * np.arange(H) / H
     phase = random.uniform(0, 2 * np.pi, (N, 1, 1, 1, C))
     t = speed * np.arange(T)[None, :, None, None, None]
-    return scale * np.sin(x[None, None, :, None, None] + 2 * x[None, None, None, :, None] + t + phase) + 0.1
+    return scale * np.sin(x[:, None, None] + 2 * x[:, None] + t + phase) + 0.1
 
 
 def write(folder, name, values, split, **attributes):
@@ -100,7 +100,7 @@ def write(folder, name, values, split, **attributes):
 
 
 def write_two(folder):
-    """Two datasets with different grids and channels, of which the first has a static channel; returns `folder`."""
+    """Two datasets of other grids and channels, of which one is static; returns `folder`."""
     for split, N in (('train', 6), ('test', 3)):
         values = travelling(N, 9, 16, 3, 0.4)
         values[..., 2] = values[:, :1, ..., 2]
@@ -116,8 +116,9 @@ def command(folder, out, *flags, steps=24, save_every=4):
 
 
 def run(*arguments, **options):
-    """Run Python with these arguments in a process of its own and return the finished process with what it printed."""
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
+    """The finished process of Python with these arguments, with what it printed."""
+    words = [sys.executable, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, **options)
 
 
 def fork(main, path, rank=0, port=0, world_size=1, address='127.0.0.1'):
@@ -128,7 +129,8 @@ def fork(main, path, rank=0, port=0, world_size=1, address='127.0.0.1'):
     process = os.fork()
     if process:
         return process
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address,
+                      MASTER_PORT=str(port))
     code = 1
     try:
         sys.stdout = sys.stderr = open(path, 'w')
@@ -176,21 +178,12 @@ def at_step(step, action, patch):
 
 @contextmanager
 def locked_by_another(folder):
-    """Another process holds the lock of `folder` within the block; then it is killed."""
-    read_end, write_end = os.pipe()
-
-    def hold():
-        with files.lock(folder):
-            os.write(write_end, b'locked')
-            time.sleep(600)
-    process = fork(hold, os.devnull)
-    os.close(write_end)
-    os.read(read_end, 1)
-    try:
+    """The lock of `folder` is held within the block as if by another process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / 'lock', 'a') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        fcntl.flock(file, fcntl.LOCK_UN)                        # which a fork may hold open, too
 
 
 def log(out):
@@ -245,16 +238,17 @@ def save(model, folder, place, step=7, layouts=None, **run):
     """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its train.h5}."""
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    headers = {name: {'train': {'channels': list(attributes['channels']), 'static': list(attributes.get('static', ()))}}
-               for name, attributes in (layouts or {}).items()}
+    headers = {name: {'train': {'static': [], **{key: [*names] for key, names in layout.items()}}}
+               for name, layout in (layouts or {}).items()}
     torch.save({'model': model.state_dict(), 'step': step, 'data': headers, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
     return path
 
 
 def slow_rollout(model, truth, evolving, steps):
-    """One trajectory (T + steps, H, W, C'), frame by frame: native predictions (steps, H, W, C''), also fed back so."""
-    resize = lambda u, n: F.interpolate(u.permute(2, 0, 1)[None], (n, n), mode='bilinear')[0].permute(1, 2, 0)
+    """The native predictions (steps, H, W, C'') after 3 frames of `truth` (T, H, W, C')."""
+    def resize(u, n):
+        return F.interpolate(u.permute(2, 0, 1)[None], (n, n), mode='bilinear')[0].permute(1, 2, 0)
     frames, out = [torch.ones(16, 16, 4) for _ in range(3)], []
     for t in range(3):
         frames[t][..., :truth.shape[-1]] = resize(truth[t], 16)

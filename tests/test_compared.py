@@ -29,34 +29,23 @@ def trained(tmp_path):
     return checkpoint
 
 
-def write_wave(folder, name='wave', **attributes):
+@pytest.mark.parametrize('name, attributes, expected, words', [
+    ('wave', {**WAVE, 'channels': ('p', 'q', 'c')}, 2, 'wave/test.h5 has the channels p q c, but '),
+    ('wave', {**WAVE, 'static': ()}, 2, 'wave/test.h5 has the static none, but '),
+    ('wave', {**WAVE, 'dt': 0.1}, 2, 'wave/test.h5 has the dt 0.1, but '),
+    ('wave', {**WAVE, 'source': 'Poseidon, a.nc'}, 0, 'wave/test.h5 has the source Poseidon, a.nc, '),
+    ('wave', {**WAVE, 'source': SOLVER.replace('2', '3')}, 0, 'wave/test.h5 has the source '),
+    ('wave', {**WAVE, 'source': SOLVER.replace('0 grid 64', '7 grid 32')}, 0, ''),
+    ('wave', WAVE, 0, ''), ('new', dict(dt=0.1), 0, 'new/test.h5 has the dt 0.1, but ')])
+def test_data_unlike_those_of_the_training_are_refused_or_scored_with_a_line(
+        trained, tmp_path, call, name, attributes, expected, words):
     values = travelling(3, 8, 16, 3, 0.4)
     values[..., 2] = values[:, :1, ..., 2]
-    write(folder, name, values, 'test', **attributes)
-
-
-@pytest.mark.parametrize('other, words', [
-    (dict(channels=('p', 'q', 'c')), 'the channels p q c'), (dict(static=()), 'the static none'),
-    (dict(dt=0.1), 'the dt 0.1')])
-def test_a_dataset_of_the_training_but_with_other_contents_is_refused(
-        trained, tmp_path, refused, other, words):
-    write_wave(tmp_path, **{**WAVE, **other})
-    flags = ['--checkpoint', trained(), '--device', 'cpu']
-    error, _ = refused(flags, f'has {words}, but the training of ', evaluate)
-    assert str(tmp_path / 'wave/test.h5') in error
-
-
-@pytest.mark.parametrize('name, attributes, words', [
-    ('wave', {**WAVE, 'source': 'Poseidon, Wave-Layer.nc'}, 'wave/test.h5 has the source '),
-    ('wave', {**WAVE, 'source': SOLVER.replace('2', '3')}, 'wave/test.h5 has the source '),
-    ('wave', {**WAVE, 'source': SOLVER.replace('0 grid 64', '7 grid 32')}, ''), ('wave', WAVE, ''),
-    ('new', dict(dt=0.1), 'new/test.h5 has the dt 0.1, but the training of ')])
-def test_data_of_another_source_or_without_a_training_are_scored_with_a_line(
-        trained, tmp_path, call, name, attributes, words):
-    write_wave(tmp_path, name, **attributes)
+    write(tmp_path, name, values, 'test', **attributes)
     flags = ['--checkpoint', trained(), '--device', 'cpu', '--datasets', name]
     code, error, _ = call(flags, evaluate)
-    assert code == 0 and words in error and ('but the training of ' in error) == bool(words), error
+    assert code == expected and words in error, error
+    assert ('but the training of ' in error) == bool(words), error
 
 
 def test_a_longer_reference_of_our_solver_is_not_put_in_the_place_of_other_data(

@@ -231,6 +231,7 @@ CALLS = {
         (rollout, np.ma.masked_equal(np.arange(192).reshape(3, 8, 8, 1), 7), 'frames: masked values'),
     ],
     'values to compare': [
+        (l2re, np.ones((3, 8, 8, 2)), 'the prediction has the shape (3, 8, 8, 1)'),
         (l2re, np.ma.masked_less(np.ones((3, 8, 8, 1)), 2), 'the target: masked values'),
         (l2re, [np.ma.masked_less(np.ones((8, 8, 1)), 2)] * 3, 'the target: masked values'),
         (l2re, np.ones((3, 8, 8, 1)) * 1j, 'the target: values of the type complex128; expected real numbers'),
