@@ -48,17 +48,6 @@ def field(model, B=2, grid=None):
                        dtype=next(model.parameters()).dtype)
 
 
-def mappings_of(model, u):
-    """The (a, d, T) of every sub-layer in one forward pass."""
-    seen = []
-    for module in model.modules():
-        if isinstance(module, aotpot.Mappings):
-            module.register_forward_hook(lambda *args: seen.append(args[2]))
-    with torch.no_grad():
-        model(u)
-    return seen
-
-
 def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True, normalize=False):
     """Random weights under the names and in the shapes of DPOT's own network."""
     E, random, state = C * P + 3, torch.randn, {}

@@ -22,14 +22,6 @@ from helpers import CPU, read, save, slow_rollout, small_model, trajectories, tr
 from runtime import distributed
 
 
-class Network(torch.nn.Module):
-    """A network that is any function of its input frames (B, T, *space, C)."""
-
-    def __init__(self, model, function):
-        super().__init__()
-        self.config, self.forward = model.config, function
-
-
 def slow_score(model, test):
     """{forecast: {name: (N,)}} of all METRICS, and of a long rollout's 'curve' (N, F).
 
@@ -69,7 +61,7 @@ def test_scores_are_those_of_a_slow_loop_on_another_grid_and_for_fields_of_any_s
         model, folder, name, scale):
     if name == 'scaled':
         write(folder, name, scale * travelling(2, 7, 16, 2, 0.4), 'test', t_test=4)
-        model = Network(model, lambda u: 0.9 * u[:, -1])
+        model.forward = lambda u: 0.9 * u[:, -1]
     test = trajectories(folder, name)
     scores = evaluate.score(model, test, CPU, batch_size=2)
     curves = evaluate.rollout_curve(model, test, CPU, test.t_test, batch_size=2)
@@ -119,13 +111,13 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     test = trajectories(folder, 'own')
     values = torch.tensor([read(test, i, 0, 1)[0, 0, 0, 1] for i in range(5)])      # static
     factor = lambda static: torch.where(static > values.median(), 1e20, 1)
-    diverging = Network(model, lambda u: u[:, -1] * factor(u[:, -1, :1, :1, 1:2]))
-    scores = evaluate.score(diverging, test, CPU)
+    model.forward = lambda u: u[:, -1] * factor(u[:, -1, :1, :1, 1:2])
+    scores = evaluate.score(model, test, CPU)
     bad = ~scores['model']['rollout'].isfinite()
     assert torch.equal(bad, values > values.median()) and bad.sum() == 2
     line = evaluate.score_table({'own': scores})[-1]
     assert '2 not finite' in line and 'inf' in line
-    curves = evaluate.rollout_curve(diverging, test, CPU, steps=4)
+    curves = evaluate.rollout_curve(model, test, CPU, steps=4)
     assert evaluate.mean(curves['model'][3]) == math.inf
     assert evaluate.mean(curves['persistence'][3]) < 2
 
