@@ -1,7 +1,6 @@
 """The network in the paper's form; tests/nets/test_fast.py holds the fast form against it."""
 import itertools
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 import aotpot
 import configs
 import nets.build
+from conftest import ROOT
 from helpers import build, field, fresh
 
 
@@ -170,7 +170,7 @@ def test_derivatives_of_every_kind(residual):
     """For physics losses; torch.func takes the network with the lines of docs/training.md."""
     model = build('paper', depth=1, **RESIDUALS[residual])
     u, v = field(model), field(model)
-    page = (Path(aotpot.__file__).parent / 'docs/training.md').read_text()
+    page = (ROOT / 'docs/training.md').read_text()
     expected = model(u)
     lines = page.split('torch.func.vmap')[1].split('```python')[1].split('```')[0]
     exec(lines, {'model': model, 'aotpot': aotpot})

@@ -3,13 +3,11 @@ import ast
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import torch
 
-import configs
+from conftest import ROOT
 
-ROOT = Path(configs.__file__).parent
 METHOD = 'aotpot', 'sinkhorn', 'configs'
 
 

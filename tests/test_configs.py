@@ -1,6 +1,5 @@
 """Presets and flags."""
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +7,7 @@ import torch
 import aotpot
 import configs
 import train
+from conftest import ROOT
 from nets.build import build
 
 
@@ -43,7 +43,7 @@ def test_a_resolution_of_three_sizes_makes_a_network_in_3d_and_one_size_stands_f
 
 def test_the_flags_that_come_closest_to_dpots_run_have_its_shares_steps_and_clipping():
     """DPOT draws dataset k in proportion to |D_k| w_k with its w below, and sums the loss over 20 samples a process."""
-    page = (Path(__file__).parents[1] / 'docs/departures.md').read_text()
+    page = (ROOT / 'docs/departures.md').read_text()
     command = page.split("## From DPOT's run")[1].split('```')[1].replace('\\', '').split()
     model, recipe, *_ = train.parse(command[2:])
     draws = [dataset.train * w for dataset, w in

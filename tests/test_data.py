@@ -40,20 +40,23 @@ def normal(*shape):
     return np.random.default_rng(0).standard_normal(shape)
 
 
-@pytest.mark.parametrize('space, C, dtype', [((4, 6), 3, np.float64), ((2, 4, 6), 4, np.int16)])
+@pytest.mark.parametrize('space, C, dtype', [
+    ((4, 6), 3, np.float64), ((2, 4, 6), 4, np.int16), ((2, 3), 4, np.float32)])
 def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
     train, test = (np.arange(N * T * np.prod(space) * C).reshape(N, T, *space, C).astype(dtype)
                    for N, T in ((3, 6), (2, 9)))
     names = tuple('abcd'[:C])
     train[..., 1], test[..., 1] = 5, 7                        # what is static must not vary in time
-    attributes = dict(channels=names, static=names[1:2], t_test=1, source=Path('x.h5'), pde=None)
+    attributes = dict(channels=names, static=names[1:2], t_test=1, source=Path('x.h5'), pde=None,
+                      layout='NTXC', variables=['u'])
     data.write(tmp_path / 'own', train, torch.tensor(test), dt=Decimal('0.5'), **attributes)
     for split, values in (('train', train), ('test', test)):
         item = opened(tmp_path, split=split)
         assert item.shape == values.shape
         assert np.array_equal(read(item, 1, 0, item.frames), np.float32(values[1]))
         assert (item.dt, item.t_test, item.channel_names) == (0.5, 1, [*names])
-        assert item.header['source'] == 'x.h5'
+        said = [item.header[name] for name in ('source', 'layout', 'variables')]
+        assert said == ['x.h5', 'NTXC', ['u']]
         assert not item.steady and item.evolving == [i for i in range(C) if i != 1]
     assert sorted(os.listdir(tmp_path / 'own')) == ['lock', 'test.h5', 'train.h5']
 
@@ -70,18 +73,6 @@ def test_attributes_as_other_programs_write_them_are_read(tmp_path, attributes, 
     said = data.read_headers(tmp_path / 'own')['train']
     silent = dict(channels=['0', '1'], static=[], dt=None, t_test=math.inf, source='')
     assert said == {'shape': [3, 8, 4, 6, 2]} | silent | expected
-
-
-@pytest.mark.parametrize('shape', [(4, 3, 9, 10), (4, 3, 2, 9, 10), (4, 3, 1, 40, 17)])
-def test_a_last_axis_that_is_not_that_of_channels_is_refused_unless_all_are_named(tmp_path, shape):
-    u = normal(*shape)
-    for channels in None, ['u', 'v']:
-        with pytest.raises(InputError, match=r'come last: np.moveaxis\(u, 2, -1\) .*None\]'):
-            data.write(tmp_path / 'own', u, u, channels=channels)
-    names = [f'c{i}' for i in range(shape[-1])]
-    data.write(tmp_path / 'own', u, u, channels=names, layout='NTXC', variables=['u'])
-    said = data.read_headers(tmp_path / 'own')['train']
-    assert (said['channels'], said['layout'], said['variables']) == (names, 'NTXC', ['u'])
 
 
 P = 101325
@@ -375,19 +366,6 @@ def test_threads_read_in_order_draw_no_random_number_and_report_what_is_damaged(
     line = r'^[^\n]*own/train.h5: trajectory \d, frame \d, channel 0, [^\n]*: nan is not [^\n]*$'
     with pytest.raises(InputError, match=line):
         next(data.batches(windows_of([item], 2, [1]), [[0]], cpu, readers))
-
-
-@pytest.mark.parametrize('world_size', [1, 2, 6])
-def test_the_batches_of_the_ranks_are_disjoint_equally_long_and_complete(world_size):
-    def numbers_of(steps, *rank):
-        return [*data.numbers_of_rank(steps, 12, *rank)]
-    ranks = [numbers_of(range(5, 9), rank, world_size) for rank in range(world_size)]
-    for step, parts in zip(range(5, 9), zip(*ranks)):
-        assert {len(part) for part in parts} == {12 // world_size}
-        assert sorted(n for part in parts for n in part) == [*range(step * 12, step * 12 + 12)]
-    assert numbers_of(range(5, 9))[2:] == numbers_of(range(7, 9)), 'of a resumed run'
-    numbers = data.numbers_of_rank(range(10 ** 9), 8, rank=1, world_size=2, parts=2)    # not listed
-    assert [next(numbers) for _ in range(3)] == [range(4, 6), range(6, 8), range(12, 14)]
 
 
 def test_a_batch_is_ordered_by_grid_and_keeps_samples_with_dataset_and_noise(mixture, tmp_path):

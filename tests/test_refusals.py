@@ -177,16 +177,14 @@ def opened(damage):
     data.Trajectories('.', 'own', 'train', 4, 4)
 
 
-def headers(shape):
-    """What the files of a dataset say, when they are read or to be written."""
-    shapes = {'test': shape, 'train': FIELDS.shape}
-    data.check_headers('own', {split: (shapes[split], np.dtype('f4'), {}) for split in shapes})
-
-
-def beside_a_test_file(attributes):
+def beside_a_test_file(attributes, u=FIELDS):
     write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'], dt=0.1)
-    write(Path(), 'own', FIELDS, 'test', **attributes)
+    write(Path(), 'own', u, 'test', **attributes)
     data.Trajectories('.', 'own', 'test', 4, 4)
+
+
+def beside_values(u):
+    beside_a_test_file({}, u)
 
 
 def loaded(change):
@@ -239,14 +237,16 @@ CALLS = [
     (written, {'train': fields(2, np.nan)}, 'trajectory 2, frame 5, channel 1, point (1, 1): nan'),
     (written, {'test': fields(1, 1e300)}, 'test.h5: trajectory 1, frame 5, channel 1, ...inf'),
     (written, {'test': np.ma.masked_less(FIELDS, 2)}, 'test.h5: trajectory 0: masked values'),
+    *((written, {'train': np.ones(shape), 'test': np.ones(shape)}, 'np.moveaxis(u, 2, -1) ...None]')
+      for shape in ((4, 3, 9, 10), (4, 3, 2, 9, 10), (4, 3, 1, 40, 17))),
     (written, {'statics': ['1']}, "there is no attribute 'statics'; did you mean static?"),
     # files of data
     (opened, lambda path: path.write_bytes(path.read_bytes()[:-100]), 'train.h5: ...truncated'),
     (opened, lambda path: h5py.File(path, 'a').move('data', 'fields'), "train.h5: ...'data' does"),
     (opened, lambda path: h5py.File(path, 'w').create_group('data'), "train.h5: 'data' is a group"),
-    (headers, (2, 8, 4, 5, 2), 'own: test.h5 has grid and channels [4, 5, 2], but train.h5 [4, 6'),
-    (headers, (0, 8, 4, 6, 2), 'test.h5: ...(0, 8, 4, 6, 2); expected real numbers of shape'),
-    (headers, (2, 1, 4, 6, 2), 'with at least two frames'),
+    (beside_values, FIELDS[:, :, :, :5], 'test.h5 has grid and channels [4, 5, 2], but train.h5'),
+    (beside_values, FIELDS[:0], 'test.h5: ...(0, 8, 4, 6, 2); expected real numbers of shape'),
+    (beside_values, FIELDS[:, :1], 'with at least two frames'),
     (beside_a_test_file, {'channels': ['u']}, "channels ['u']: expected 2 different names"),
     (beside_a_test_file, {'static': ['w']}, "static ['w']: expected names of channels"),
     (beside_a_test_file, {'t_test': 0}, 't_test 0...: expected at least 1 frame'),

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import configs
+import data
 import evaluate
 from helpers import save
 from runtime import checkpoint
@@ -25,16 +26,12 @@ def fresh(model, tmp_path, monkeypatch):
     return tmp_path
 
 
-def made(folder):
-    root = folder / 'data/mini'
-    return sorted(str(path.relative_to(root)) for path in root.glob('**/*.h5'))
-
-
 def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
     code, error, printed = call(['--device', 'cpu'], evaluate)
     assert code == 0, error
     assert printed.startswith(f'{fresh / "mini.pt"}: step 7')
-    assert made(fresh) == [f'{evaluate.LONG}/test.h5', 'ns2d_fno_1e-4/test.h5']
+    assert data.find('data/mini', split='test') == [evaluate.LONG, 'ns2d_fno_1e-4']
+    assert not [*fresh.glob('data/mini/*/train.h5')]
     again = call(['--device', 'cpu'], evaluate)[2]
     assert 'generating' in printed and 'generating' not in again
     assert again.splitlines()[-2:] == printed.splitlines()[-2:]
