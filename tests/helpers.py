@@ -48,23 +48,26 @@ def field(model, B=2, grid=None):
                        dtype=next(model.parameters()).dtype)
 
 
-def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True, normalize=False):
+def dpot_state(C=2, T=3, P=4, D=16, depth=2, K=2, O=6, gamma=True, normalize=False):
     """Random weights under the names and in the shapes of DPOT's own network."""
-    E, random, state = C * P + 3, torch.randn, {}
-    layers = {'patch_embed.proj.0': (E, C + 3, P, P), 'patch_embed.proj.2': (D, E, 1, 1), 'cls_head.0': (D, D),
-              'out_layer.0': (D, O, P, P), 'out_layer.2': (O, O, 1, 1), 'out_layer.4': (C, O, 1, 1)}
+    E, hidden, random, state = C * P + 3, 24, torch.randn, {}
+    layers = {'patch_embed.proj.0': (E, C + 3, P, P), 'patch_embed.proj.2': (D, E, 1, 1),
+              'cls_head.0': (D, D), 'out_layer.0': (D, O, P, P), 'out_layer.2': (O, O, 1, 1),
+              'out_layer.4': (C, O, 1, 1)}
     if normalize:
         layers.update({f'scale_feats_{name}': (D, 2 * C) for name in ('mu', 'sigma')})
     for i in range(depth):
         layers.update({f'blocks.{i}.{name}': shape for name, shape in (
-            ('norm1', (D,)), ('norm2', (D,)), ('mlp.0', (hidden, D, 1, 1)), ('mlp.2', (D, hidden, 1, 1)))})
+            ('norm1', (D,)), ('norm2', (D,)), ('mlp.0', (hidden, D, 1, 1)),
+            ('mlp.2', (D, hidden, 1, 1)))})
         for layer in '12':
             state[f'blocks.{i}.filter.w{layer}'] = random(2, K, D // K, D // K) / D ** 0.5
             state[f'blocks.{i}.filter.b{layer}'] = random(2, K, D // K) / D ** 0.5
     for name, shape in layers.items():
         bias = O if name == 'out_layer.0' else shape[0]                 # which is transposed
-        state.update({f'{name}.weight': random(shape) / D ** 0.5, f'{name}.bias': random(bias) / D ** 0.5})
-    state.update({'pos_embed': random(1, D, grid, grid), 'time_agg_layer.w': random(T, D, D) / D})
+        state[f'{name}.weight'] = random(shape) / D ** 0.5
+        state[f'{name}.bias'] = random(bias) / D ** 0.5
+    state.update({'pos_embed': random(1, D, 4, 4), 'time_agg_layer.w': random(T, D, D) / D})
     return {**state, 'time_agg_layer.gamma': 2 ** random(1, D)} if gamma else state
 
 
@@ -143,17 +146,6 @@ def free_port():
         return free.getsockname()[1]
 
 
-def main(flags, monkeypatch, capsys, script=train):
-    """Run a script's `main` in this process: (exit code, standard error, standard output)."""
-    monkeypatch.setattr(sys, 'argv', [script.__name__, *map(str, flags)])
-    try:
-        code = terminal.cli(script.main) or 0
-    except SystemExit as stop:
-        code = stop.code
-    printed = capsys.readouterr()
-    return code, printed.err, printed.out
-
-
 def at_step(step, action, patch):
     """Call `action()` when a run is about to take its step number `step`, counted from 1."""
     schedule = train.one_cycle
@@ -224,10 +216,11 @@ KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')},
 
 
 def save(model, folder, place, step=7, layouts=None, **run):
-    """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its train.h5}."""
+    """A checkpoint of `model` in folder/out. layouts: {dataset: the header of its train.h5}."""
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    headers = {name: {'train': {'static': [], **{key: [*names] for key, names in layout.items()}}}
+    plain = lambda value: [*value] if isinstance(value, tuple) else value
+    headers = {name: {'train': {'static': [], **{key: plain(x) for key, x in layout.items()}}}
                for name, layout in (layouts or {}).items()}
     torch.save({'model': model.state_dict(), 'step': step, 'data': headers, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
@@ -235,17 +228,19 @@ def save(model, folder, place, step=7, layouts=None, **run):
 
 
 def slow_rollout(model, truth, evolving, steps):
-    """The native predictions (steps, H, W, C'') after 3 frames of `truth` (T, H, W, C')."""
-    def resize(u, n):
-        return F.interpolate(u.permute(2, 0, 1)[None], (n, n), mode='bilinear')[0].permute(1, 2, 0)
-    frames, out = [torch.ones(16, 16, 4) for _ in range(3)], []
-    for t in range(3):
-        frames[t][..., :truth.shape[-1]] = resize(truth[t], 16)
+    """The native predictions (steps, *space', C'') after the first 3 frames (T, *space', C')."""
+    def resize(u, space):
+        mode = 'bilinear' if len(space) == 2 else 'trilinear'
+        return F.interpolate(u.movedim(-1, 0)[None], space, mode=mode)[0].movedim(0, -1)
+    grid, out = model.config.resolution, []
+    frames = [torch.ones(*grid, 4) for _ in range(3)]
+    for frame, u in zip(frames, truth):
+        frame[..., :u.shape[-1]] = resize(u, grid)
     for _ in range(steps):
         new = model(torch.stack(frames[-3:])[None])[0]
-        out.append(resize(new, truth.shape[1])[..., evolving])
+        out.append(resize(new, truth.shape[1:-1])[..., evolving])
         frames.append(frames[-1].clone())
-        frames[-1][..., evolving] = resize(out[-1], 16)
+        frames[-1][..., evolving] = resize(out[-1], grid)
     return torch.stack(out)
 
 

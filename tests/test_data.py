@@ -81,19 +81,13 @@ NORMAL = normal(3, 8, 4, 6, 1)
 
 @pytest.mark.parametrize('u, said', [
     (P + 0.02 * NORMAL, 'loses 11.[0-9]%; subtract the mean'), (2 ** 25 + NORMAL.round(), 'loses'),
-    (1e-50 * NORMAL, 'loses 100'), (P + 1e-4 * NORMAL, 'loses 100'), (P + 9 * NORMAL, ''),
     (1e6 * np.arange(3).reshape(3, 1, 1, 1, 1) + NORMAL / 1e3, ''),     # of each trajectory
-    (np.full(NORMAL.shape, 0.1), ''), (np.ones(NORMAL.shape, bool), '')])
-def test_what_float32_takes_is_said_and_if_it_is_all_it_is_refused(tmp_path, capsys, u, said):
-    refused = ''
-    try:
-        data.write(tmp_path / 'own', u, u, channels=['p'])
-    except InputError as error:
-        refused = str(error)
-    lines = [refused] if refused else capsys.readouterr().out.splitlines()
-    assert bool(refused) == ('100' in said) and len(lines) == 2 * bool(said) - bool(refused), lines
+    (P + 9 * NORMAL, ''), (np.full(NORMAL.shape, 0.1), ''), (np.ones(NORMAL.shape, bool), '')])
+def test_what_float32_takes_is_said(tmp_path, capsys, u, said):
+    data.write(tmp_path / 'own', u, u, channels=['p'])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * bool(said)
     assert all(re.search(f'own/t.*.h5: channel p: .*, of which float32 {said}', x) for x in lines)
-    assert len([*tmp_path.glob('own/*.h5')]) == 2 * (not refused)
 
 
 def test_what_float32_takes_is_counted_channel_by_channel_however_a_caller_writes(tmp_path, capsys):
@@ -132,8 +126,7 @@ def splits_of(folder):
 @pytest.mark.parametrize('old, new', [
     ((), ('test', 'train')), (('test', 'valid', 'train'), ('test', 'train')),
     pytest.param(('test', 'train'), ('test', 'valid', 'train'), marks=pytest.mark.slow)])
-def test_a_kill_at_any_moment_loses_neither_dataset_and_files_beside_a_train_file_belong_to_it(
-        tmp_path, old, new):
+def test_a_kill_at_any_moment_leaves_the_old_dataset_or_the_new_one(tmp_path, old, new):
     u = coded()
     before, after = {(split, 'old') for split in old}, {(split, 'new') for split in new}
 
@@ -344,8 +337,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
 
 
 @pytest.mark.parametrize('readers', [0, 1, 3])
-def test_threads_read_in_order_draw_no_random_number_and_report_what_is_damaged(
-        mixture, readers, tmp_path):
+def test_threads_read_in_order_draw_no_number_and_report_damage(mixture, readers, tmp_path):
     cpu = torch.device('cpu')
     (tmp_path / 'z/train.h5').unlink()
     with h5py.File(tmp_path / 'z/train.h5', 'w') as file:           # which HDF5 reads

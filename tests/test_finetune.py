@@ -72,8 +72,7 @@ BOUNDARY = {f'{name}.{kind}' for kind in ('weight', 'bias') for name in (
     ('wide', ['--resolution', '16x32'], {'embed.position'}, set()),
     ('steady', [], set(), {'aggregate.weight'}),
     ('cube', [], set(), BOUNDARY | {'embed.position'})])
-def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(
-        dataset, flags, resized, fresh, tune, source):
+def test_what_fits_is_loaded_and_all_parameters_move(dataset, flags, resized, fresh, tune, source):
     printed, last = tune(dataset, *flags, '--no-normalize', '--steps', 4)
     model, said = initial(source, last)
     loaded = set(last['model']) - resized - fresh
@@ -97,8 +96,7 @@ def test_what_fits_is_loaded_the_rest_is_named_and_every_parameter_moves(
     assert last['config']['train']['noise'] == 0
 
 
-def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(
-        tune, source, tmp_path):
+def test_a_run_starts_from_the_source_or_from_random_weights_of_the_seed(tune, source, tmp_path):
     _, tuned = tune('new', *UNMOVED)
     assert unmoved(tuned['model'], checkpoint.load_file(source)['model'])
     printed, scratch = tune('new', *UNMOVED, '--from_scratch', out=tmp_path / 'scratch')
@@ -109,8 +107,7 @@ def test_a_run_starts_from_the_source_or_from_the_random_weights_of_the_seed(
     assert scratch['config']['train'] == tuned['config']['train']
 
 
-def test_recipe_subset_and_folder_follow_from_the_checkpoint_the_dataset_and_the_flags(
-        folder, source, tmp_path, monkeypatch):
+def test_recipe_subset_and_folder_follow_from_the_flags(folder, source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(source, 'mini.pt')
     torch.save({'model': dpot_state(C=4)}, 'model_Ti.pth')
@@ -133,8 +130,7 @@ def test_recipe_subset_and_folder_follow_from_the_checkpoint_the_dataset_and_the
     assert command('new', checkpoint='mini.pt').run.out == 'out/mini-new'
 
 
-def test_aot_warm_started_from_dpot_shares_embedding_sublayers_and_readout_with_it(
-        tune, folder, tmp_path, call):
+def test_aot_warm_started_from_dpot_shares_its_layers(tune, folder, tmp_path, call):
     """At step 0 the tokens, the MLP and the readout are DPOT's; the mixer lacks its inner skip."""
     dpot = tmp_path / 'model_Ti.pth'
     torch.save({'model': dpot_state(C=4)}, dpot)
@@ -170,8 +166,7 @@ def test_the_network_takes_the_shape_of_data_that_are_not_the_papers(tune, tmp_p
     assert code == 0 and 'short' in printed and 'many' not in printed, error
 
 
-def test_a_fine_tuning_that_goes_on_has_the_samples_and_the_seed_with_which_it_began(
-        tune, tmp_path, monkeypatch):
+def test_a_fine_tuning_goes_on_with_its_samples_and_seed(tune, tmp_path, monkeypatch):
     flags = '--steps', 6, '--save_every', 6, '--samples', 8, '--seed', 3
     _, whole = tune('new', *flags)
     with monkeypatch.context() as patch:

@@ -1,4 +1,5 @@
 """README and docs: links lead somewhere, commands take their flags, and code runs."""
+import importlib
 import os
 import re
 import runpy
@@ -12,22 +13,17 @@ import pytest
 import torch
 
 import evaluate
-import finetune
 import train
 from configs import InputError
 from conftest import ROOT
 from helpers import run, write_two
-from lab import bench, interpret, reproduce
 from nets import baselines
 from nets.build import OPTIMIZERS
 from runtime.runs import read_log
-from sources import generate, prepare
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
-SCRIPTS = {'train.py': train.parse, 'finetune.py': finetune.parse, 'evaluate.py': evaluate.main,
-           'lab.bench': bench.main, 'lab.interpret': interpret.main,
-           'lab.reproduce': reproduce.parse, 'sources.generate': generate.main,
-           'sources.prepare': prepare.main}
+SCRIPTS = ('train.py', 'finetune.py', 'evaluate.py', 'lab.bench', 'lab.interpret', 'lab.reproduce',
+           'sources.generate', 'sources.prepare')
 
 
 def anchors(page):
@@ -56,7 +52,8 @@ def flags_of(script, words, capsys):
     """The names of the flags that a script takes, with these words before --help."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr('sys.argv', [script, *words, '--help'])
-        SCRIPTS[script]()
+        module = importlib.import_module(script.removesuffix('.py'))
+        getattr(module, 'parse', module.main)()
     return set(re.findall(r'--(\w+)', capsys.readouterr().out))
 
 
@@ -95,13 +92,13 @@ def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text(blocks_of('Plug in')[0])
     write_two(tmp_path / 'data')
-    networks = baselines.BASELINES
-    for known, name in (networks, 'Small'), (train.LOSSES, 'absolute'), (OPTIMIZERS, 'nadam'):
-        monkeypatch.setitem(known, name, None)                          # until the end of the test
+    known = {'Small': baselines.BASELINES, 'absolute': train.LOSSES, 'nadam': OPTIMIZERS}
+    for name in known:
+        monkeypatch.setitem(known[name], name, None)                    # until the end of the test
     flags = '--network Small --loss absolute --optimizer nadam --lr 1e-3 --out out/small'
     monkeypatch.setattr('sys.argv', ['mine.py', *flags.split(), '--data', 'data', '--steps', '4'])
     runpy.run_path('mine.py', run_name='__main__')
-    del networks['Small']
+    del baselines.BASELINES['Small']
     with pytest.raises(InputError, match='network Small'):
         evaluate.load('out/small')
     Small = runpy.run_path('mine.py', run_name='mine')['Small']
