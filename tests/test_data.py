@@ -47,7 +47,7 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
                    for N, T in ((3, 6), (2, 9)))
     names = tuple('abcd'[:C])
     train[..., 1], test[..., 1] = 5, 7                        # what is static must not vary in time
-    attributes = dict(channels=names, static=names[1:2], t_test=1, source=Path('x.h5'), pde=None,
+    attributes = dict(channels=names, static=names[1:2], t_test=1, source=Path('x.h5'),
                       layout='NTXC', variables=['u'])
     data.write(tmp_path / 'own', train, torch.tensor(test), dt=Decimal('0.5'), **attributes)
     for split, values in (('train', train), ('test', test)):
@@ -268,7 +268,7 @@ def test_find_names_the_flag_and_the_nearest_dataset(tmp_path):
 def test_the_units_of_a_dataset_are_its_mean_and_the_deviation_within_its_windows(tmp_path):
     u = normal(40, 6, 8, 8, 4) * [0.1, 2, 0, 0] + [P, -1, 7, 0]
     u[..., 3] = np.arange(40).reshape(40, 1, 1, 1)                  # a number of each run
-    write(tmp_path, values=u)
+    write(tmp_path, values=u, static=None)
     units = opened(tmp_path, T=5).units
     deviations = [0.1, 2, 1, np.arange(40).std()]                # a channel that never varies has 1
     for found, expected in (units.mean, [P, -1, 7, 19.5]), (units.deviation, deviations):

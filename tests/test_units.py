@@ -68,23 +68,18 @@ def trained(tmp_path, call):
     return run
 
 
-def weights(path):
-    """The weights in the last.pt of a run."""
-    return torch.load(path / 'last.pt')['model']
-
-
 @pytest.mark.parametrize('fields, own, steps', [
     pytest.param(flow, 0, 40, marks=pytest.mark.slow), (differing, 1, 8)])
 def test_runs_on_a_power_of_two_of_the_fields_are_the_same_bit_for_bit(trained, fields, own, steps):
     u = fields(16)
+    weights = lambda run: torch.load(trained.folder / run / 'last.pt')['model']
     scales = {'u': 1, 'large': 2.0 ** 17, 'small': 2.0 ** -20}
     for name, scale in scales.items():
         trained({name: scale * u}, '--steps', steps, out=name)
         flags = '--steps', steps // 2, '--checkpoint', trained.folder / name
         trained({name: scale * u[:12]}, *flags, script=finetune, out=f'{name}-tuned')
-        assert same(weights(trained.folder / name), weights(trained.folder / 'u')), name
-        tuned, expected = (weights(trained.folder / f'{run}-tuned') for run in (name, 'u'))
-        assert same(tuned, expected), name
+        assert same(weights(name), weights('u')), name
+        assert same(weights(f'{name}-tuned'), weights('u-tuned')), name
     header = evaluate.load(trained.folder / 'large').data['large']['train']
     assert header['units']['own'] == 3 * [own]
 
