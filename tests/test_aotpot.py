@@ -53,7 +53,7 @@ def test_the_three_mappings_by_hand():
     config = SimpleNamespace(streams=2, width=1, ablate='', sinkhorn_iters=1, alpha=0.0, t_init=0.0)
     mappings, log = aotpot.Mappings(config).double(), math.log
     for name, phi, alpha, b in (
-            ('a', [[5, 0], [0, 5]], 0.25, [log(3) - 0.25, -1.75]),  # v phi = (1, 7), a~ = (log 3, 0)
+            ('a', [[5, 0], [0, 5]], 0.25, [log(3) - 0.25, -1.75]),  # v phi = (1, 7), a~ = log 3, 0
             # v phi = (1, 2), d~ = (log 3, -log 3)
             ('d', [[5, 10], [0, 0]], 4, [log(3) - 4, -log(3) - 8]),
             # v phi = (1, 7, 0, 2), T~ = [[log 2, log 3], [0, 0]]
@@ -96,13 +96,10 @@ def test_with_overlap_a_token_reaches_half_a_patch_further_else_it_is_the_plain_
     torch.testing.assert_close(overlap(x), plain(x), rtol=0, atol=1e-12)
 
 
-RESIDUALS = {'aot': dict(alpha=0.5), 'plain': dict(residual='plain')}
-
-
-@pytest.mark.parametrize('residual', ['aot', 'plain'])
+@pytest.mark.parametrize('residual', [dict(alpha=0.5), dict(residual='plain')])
 def test_the_tokens_are_told_the_condition_of_each_sample_and_begin_blind_to_it(residual):
     """tests/runtime/test_checkpoint.py holds these layers against DPOT's."""
-    model, begun = (form(normalize=True, **RESIDUALS[residual]) for form in (build, fresh))
+    model, begun = (form(normalize=True, **residual) for form in (build, fresh))
     u, condition = field(model), torch.rand(2, 2, 2).double()
     assert torch.equal(begun(u, condition), begun(u))
     for layer in model.film.scale, model.film.shift:
@@ -165,10 +162,10 @@ def test_initial_distributions():
     assert abs(model.embed.position.std() - 0.02) < 0.001
 
 
-@pytest.mark.parametrize('residual', ['aot', 'plain'])
+@pytest.mark.parametrize('residual', [dict(alpha=0.5), dict(residual='plain')])
 def test_derivatives_of_every_kind(residual):
     """For physics losses; torch.func takes the network with the lines of docs/training.md."""
-    model = build('paper', depth=1, **RESIDUALS[residual])
+    model = build('paper', depth=1, **residual)
     u, v = field(model), field(model)
     page = (ROOT / 'docs/training.md').read_text()
     expected = model(u)

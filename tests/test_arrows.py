@@ -9,14 +9,10 @@ import torch
 from conftest import ROOT
 
 METHOD = 'aotpot', 'sinkhorn', 'configs'
-
-
-def modules():
-    """{module: path} of all Python beside the tests."""
-    rooms = '', 'nets', 'runtime', 'sources', 'sources/pdes', 'lab'
-    paths = [path.relative_to(ROOT) for room in rooms for path in (ROOT / room).glob('*.py')]
-    dotted = lambda path: '.'.join(path.with_suffix('').parts).removesuffix('.__init__')
-    return {dotted(path): ROOT / path for path in paths}
+ROOMS = '', 'nets', 'runtime', 'sources', 'sources/pdes', 'lab'
+PATHS = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).glob('*.py')]
+KNOWN = {'.'.join(path.with_suffix('').parts).removesuffix('.__init__'): ROOT / path
+         for path in PATHS}                                     # {module: path} of what is no test
 
 
 def imported(nodes):
@@ -30,7 +26,6 @@ def imported(nodes):
     return names & KNOWN.keys()
 
 
-KNOWN = modules()
 TREES = {module: ast.parse(path.read_text()) for module, path in KNOWN.items()}
 ARROWS = {module: imported(ast.walk(tree)) for module, tree in TREES.items()}
 AT_ONCE = {module: imported(tree.body) for module, tree in TREES.items()}   # not in functions

@@ -1,6 +1,4 @@
 """What files say is compared with what a network was trained on; a forecast from file to file."""
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -114,8 +112,7 @@ def test_a_forecast_goes_from_a_file_into_a_file_and_a_picture(tmp_path, call, r
         assert call([*other, '--uneven'], evaluate)[0] == 0
         np.testing.assert_array_equal(np.load(again), np.load(written))
     refused(flags, 'a forecast needs --frames FILE, --write FILE and', evaluate, lines=None)
-    settings = json.loads((model / 'config.json').read_text())
-    assert settings['data']['mine']['train']['layout'] == 'TXY'
+    assert evaluate.load(model).data['mine']['train']['layout'] == 'TXY'
     pytest.importorskip('matplotlib', reason='the figures need it')
     flags += ['--write', tmp_path / 'again.npy', '--figures', tmp_path / 'figures']
     refused([*flags, '--trajectory', 1], f'--trajectory 1: {new} has 0 to 0', evaluate, lines=None)

@@ -158,8 +158,7 @@ def test_aot_warm_started_from_dpot_shares_its_layers(tune, folder, tmp_path, ca
 
 def test_the_network_takes_the_shape_of_data_that_are_not_the_papers(tune, tmp_path, call):
     printed, last = tune('short', '--steps', 1)
-    assert ('the network takes the shape of the data: --resolution 12x20 --frames 2 --normalize\n'
-            in printed)
+    assert ' the shape of the data: --resolution 12x20 --frames 2 --normalize\n' in printed
     config = last['config']['model']
     assert (config['resolution'], config['frames'], config['channels']) == ((12, 20), 2, 4)
     code, error, printed = call(['--checkpoint', tmp_path / 'out'], evaluate)
