@@ -162,7 +162,7 @@ def locked_by_another(folder):
     """The lock of `folder` is held within the block as if by another process."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / 'lock', 'a') as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_SH)                # with which no exclusive lock goes
         yield
         fcntl.flock(file, fcntl.LOCK_UN)                        # which a fork may hold open, too
 

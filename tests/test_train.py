@@ -163,7 +163,7 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
         norm, size = (np.linalg.norm(u, axis=(0, 1)) for u in (prediction - window[3], window[3]))
         expected.append((norm / size)[:2].mean())
     found = evaluate.validation_error(model, [item, item], helpers.CPU)
-    assert found == pytest.approx(np.mean(expected), rel=1e-4) and len({*expected}) == 3
+    assert found == pytest.approx(np.mean(expected), rel=1e-5) and len({*expected}) == 3
 
 
 @pytest.fixture
