@@ -20,8 +20,8 @@ def arg(default, help, least=None, most=10 ** 9, flag=True, **options):
     """
     if least is None:
         least = 1 if isinstance(default, int) else 0
-    options['help'] = help
-    return dataclasses.field(default=default, metadata=dict(least=least, most=most, flag=flag, options=options))
+    metadata = dict(least=least, most=most, flag=flag, options={'help': help, **options})
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def bounded(name, value, least=0, most=10 ** 9):
@@ -55,10 +55,8 @@ def grid(value, dims=2):
         sizes = ()
     if len(sizes) == 1:
         sizes = sizes * dims
-    if len(sizes) not in (2, 3):
+    if len(sizes) not in (2, 3) or not all(1 <= size <= 10 ** 9 for size in sizes):
         raise InputError(f'resolution {value!r} is not a grid, such as 128, 96x192 or 64x64x64')
-    for size in sizes:
-        bounded('resolution', size, least=1)
     return sizes
 
 
@@ -68,8 +66,8 @@ NORM_GROUPS = 8                 # of every GroupNorm
 
 # the fields that a network with residual='plain' lacks, and those that nets/baselines.py lacks
 OF_THE_STREAMS = 'streams', 'sinkhorn_iters', 'alpha', 't_init', 'ablate'
-OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'norm', 'inner_skip', 'overlap', 'experts', 'shared', 'top_k',
-             'channel_maps', 'change')
+OF_AOTPOT = (*OF_THE_STREAMS, 'residual', 'norm', 'inner_skip', 'overlap', 'experts', 'shared',
+             'top_k', 'channel_maps', 'change')
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class ModelConfig:
     """The network (paper, App. B.3). Capital letters are the sizes in all shape comments."""
     channels: int = arg(4, 'C, field channels; those that a dataset lacks are constant 1')
     frames: int = arg(10, 'T, number of input frames')
-    resolution: tuple = arg((128, 128), 'grid on which the model works, such as 128, 96x192 or 64x64x64', type=str)
+    resolution: tuple = arg((128, 128), 'its grid, such as 128, 96x192 or 64x64x64', type=str)
     patch: int = arg(8, 'P, patch size')
     width: int = arg(512, 'D, token width')
     mlp: int = arg(512, 'hidden width of the MLP, or h, the inputs of each expert')
@@ -87,21 +85,21 @@ class ModelConfig:
     out_width: int = arg(32, 'width of the readout before its last two 1x1 layers', flag=False)
     residual: str = arg('aot', 'aot: the AOT block; plain: that of DPOT', choices=('aot', 'plain'))
     streams: int = arg(4, 'S, number of parallel streams (n in the paper)')
-    sinkhorn_iters: int = arg(20, 'number of Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0)
+    sinkhorn_iters: int = arg(20, 'Sinkhorn-Knopp rounds; 0: T = exp of its logits', least=0)
     alpha: float = arg(0.01, 'initial value of the three gating scalars', least=-10 ** 9)
-    t_init: float = arg(1.0, 'c of the initial b^T = c I; the paper has 1, and 6 makes T start near I', least=-10 ** 9)
+    t_init: float = arg(1.0, 'c of the initial b^T = c I; 6: T starts near I', least=-10 ** 9)
     ablate: str = arg('', 'mappings to switch off, of a (then uniform), d (ones), T (identity)')
-    norm: str = arg('', 'sandwich: before and after a sub-layer; pre: before it alone; default: sandwich, '
-                    'of --residual plain pre', choices=('', 'sandwich', 'pre'))
-    inner_skip: bool = arg(False, 'add the input of the mixer to its output, as --residual plain always does')
+    norm: str = arg('', 'sandwich: before and after a sub-layer; pre: before it alone; default: '
+                    'sandwich, of --residual plain pre', choices=('', 'sandwich', 'pre'))
+    inner_skip: bool = arg(False, 'add the input of the mixer to its output, as DPOT')
     overlap: bool = arg(False, 'tokens reach half a patch beyond their own, not in the paper')
-    experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an ordinary MLP", least=0)
+    experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an MLP", least=0)
     shared: int = arg(2, 'further experts, which every sample takes', flag=False)
     top_k: int = arg(4, 'how many of the E experts a sample takes', flag=False)
-    channel_maps: str = arg('', 'linear maps of the channels: learned, or a checkpoint of fixed ones')
-    normalize: bool = arg(False, 'the fields of each dataset get mean 0 and deviation 1, not in the paper')
+    channel_maps: str = arg('', 'linear maps of the channels: learned, or a checkpoint of fixed')
+    normalize: bool = arg(False, 'each dataset gets mean 0 and deviation 1, not in the paper')
     change: bool = arg(False, 'predict how much the last frame changes, not in the paper')
-    dims: int = arg(2, 'dimensions of space, those of `resolution` if it has several sizes', choices=(2, 3), flag=False)
+    dims: int = arg(2, 'dimensions of space, see `resolution`', choices=(2, 3), flag=False)
     network: str = arg('aotpot', 'another one of nets/baselines.py: UNet or FNO')
 
     @property
@@ -118,22 +116,23 @@ class ModelConfig:
         check_fields(self)
         object.__setattr__(self, 'resolution', grid(self.resolution, self.dims))
         object.__setattr__(self, 'dims', len(self.resolution))
-        lacking = {'aot': (), 'plain': OF_THE_STREAMS}.get(self.title, OF_AOTPOT)
-        for name in lacking:
+        for name in {'aot': (), 'plain': OF_THE_STREAMS}.get(self.title, OF_AOTPOT):
             value = getattr(self, name)
             if value != getattr(ModelConfig, name):
-                raise InputError(f'{name} {show(value)}: the network {self.title} has no such thing; leave it out')
+                raise InputError(f'{name} {show(value)}: the network {self.title} has no such '
+                                 f'thing; leave it out')
         if self.network != 'aotpot':
             return
         if self.experts and self.top_k > self.experts:
             raise InputError(f'experts {self.experts}: a sample takes {self.top_k} of them')
-        for divisor, name in ((self.heads, 'heads'), (NORM_GROUPS, 'groups of GroupNorm')):
-            if self.width % divisor:
-                raise InputError(f'width {self.width} is not divisible by {divisor}, the number of {name}')
-        if any(size % self.patch for size in self.resolution):
-            raise InputError(f'resolution {self.resolution} is not divisible by patch {self.patch}')
         if set(self.ablate) - set('adT'):
             raise InputError(f'ablate {self.ablate!r} may contain only the letters a, d and T')
+        for divisor, name in ((self.heads, 'heads'), (NORM_GROUPS, 'groups of GroupNorm')):
+            if self.width % divisor:
+                raise InputError(f'width {self.width} is not divisible by {divisor}, the number '
+                                 f'of {name}')
+        if any(size % self.patch for size in self.resolution):
+            raise InputError(f'resolution {self.resolution} is not divisible by patch {self.patch}')
 
 
 @dataclass(frozen=True)
@@ -144,18 +143,18 @@ class TrainConfig:
     batch_size: int = arg(160, 'global batch size, over all processes')
     lr: float = arg(1e-3, 'largest learning rate of the one-cycle schedule')
     warmup: float = arg(0.2, 'fraction of the steps in which the learning rate rises', most=1)
-    optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py, not in the paper")
+    optimizer: str = arg('adamw', "adamw, the paper's; muon: the matrices by nets/muon.py")
     ratio: float = arg(1.0, 'learning rate of the matrices of muon over --lr', flag=False)
     momentum: float = arg(0.95, 'decay rate of the momentum of muon', flag=False)
     beta1: float = arg(0.9, 'decay rate of the first moment in AdamW', most=0.999_999)
     beta2: float = arg(0.9, 'decay rate of the second moment in AdamW', most=0.999_999)
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW')
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping")
-    noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); with --normalize '
-                       'over that of 5 frames of 64x64 points of its deviation')
-    loss: str = arg('relative', 'relative: L2RE; change: more of it where little changes; squared: Eq. (14)')
-    balance: float = arg(0.1, "weight of MoE-POT's balance loss of --experts beside the sum of the losses", flag=False)
-    sampling: tuple = arg((), "w_k of single datasets, such as dr_pdb=5; the others keep the paper's, or 1", nargs='+')
+    noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); '
+                       'with --normalize over that of 5 frames of 64x64 points of its deviation')
+    loss: str = arg('relative', 'relative: L2RE; change: more where little changes; squared: MSE')
+    balance: float = arg(0.1, "weight of MoE-POT's balance loss beside the losses", flag=False)
+    sampling: tuple = arg((), "w_k, such as dr_pdb=5; of others the paper's, or 1", nargs='+')
     seed: int = arg(0, 'seed of initial weights, draws and noise', least=0)
 
     def __post_init__(self):
@@ -170,21 +169,22 @@ class TrainConfig:
             try:
                 weights[name] = float(number)
             except ValueError:
-                raise InputError(f'sampling {item}: expected a dataset and a number, such as dr_pdb=5') from None
-            bounded('sampling', weights[name], least=1e-9)
+                weights[name] = 0.0
+            if not 1e-9 <= weights[name] <= 1e9:
+                raise InputError(f'sampling {item}: expected a dataset and a number from 1e-9 to '
+                                 f'1e9, such as dr_pdb=5')
         return weights
 
 
 PAPER = TrainConfig()
+OURS = (ModelConfig(frames=5, resolution=64, patch=4, out_width=16, normalize=True, overlap=True),
+        TrainConfig(warmup=0.05, optimizer='muon', noise=1e-4, grad_clip=1.0, loss='change'))
 SIZES = {
-    'nano': (ModelConfig(frames=5, resolution=64, patch=4, width=64, mlp=128, depth=3, heads=4, out_width=16,
-                         normalize=True, overlap=True),
-             TrainConfig(steps=1500, batch_size=6, lr=1e-2, warmup=0.05, optimizer='muon', noise=1e-4, grad_clip=1.0,
-                         loss='change', sampling=('dr_pdb=5', 'ns2d_cond_pda=2', 'swe_pdb=1'))),
-    'mini': (ModelConfig(frames=5, resolution=64, patch=4, width=128, mlp=256, depth=8, heads=4, out_width=16,
-                         normalize=True, overlap=True),
-             TrainConfig(steps=12_000, batch_size=8, lr=4e-3, warmup=0.05, optimizer='muon', ratio=3.0, noise=1e-4,
-                         grad_clip=1.0, loss='change')),
+    'nano': (dataclasses.replace(OURS[0], width=64, mlp=128, depth=3),
+             dataclasses.replace(OURS[1], steps=1500, batch_size=6, lr=1e-2,
+                                 sampling=('dr_pdb=5', 'ns2d_cond_pda=2', 'swe_pdb=1'))),
+    'mini': (dataclasses.replace(OURS[0], width=128, mlp=256, depth=8),
+             dataclasses.replace(OURS[1], steps=12_000, batch_size=8, lr=4e-3, ratio=3.0)),
     'tiny': (ModelConfig(), PAPER),
     'small': (ModelConfig(width=1024, mlp=1024, depth=6, heads=8), PAPER),
     'medium': (ModelConfig(width=1024, mlp=4096, depth=12, heads=8), PAPER),
@@ -197,21 +197,16 @@ SIZES = {
 
 def model(size, **fields):
     """The model of a preset, a name in SIZES such as 'tiny', with some fields replaced."""
+    if size not in SIZES:
+        raise InputError(f'unknown size {size!r}{nearest(size, SIZES)}')
     if fields.get('network', 'aotpot') != 'aotpot':     # which lacks what a preset switches on
         fields = {**{name: getattr(ModelConfig, name) for name in OF_AOTPOT}, **fields}
-    return dataclasses.replace(preset(size)[0], **fields)
+    return dataclasses.replace(SIZES[size][0], **fields)
 
 
 def recipe(size, **fields):
     """The training recipe of a preset, with some fields replaced."""
-    return dataclasses.replace(preset(size)[1], **fields)
-
-
-def preset(size):
-    """The model and the recipe of a preset. Raises InputError for an unknown name."""
-    if size not in SIZES:
-        raise InputError(f'unknown size {size!r}{nearest(size, SIZES)}')
-    return SIZES[size]
+    return dataclasses.replace(SIZES[size][1], **fields)
 
 
 # ------------------------------------------------------------------------------------- the datasets
@@ -265,10 +260,12 @@ DOWNSTREAM = {
     'cno_airfoil': Dataset(('u',), 2, 1, 1.0, 750, 128, 128),
 }
 DATASETS = {**PRETRAINING, **DOWNSTREAM}
-BASE = ('ns2d_fno_1e-5', 'ns2d_fno_1e-3', 'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 'swe_pdb', 'dr_pdb', 'cfdbench')
+BASE = ('ns2d_fno_1e-5', 'ns2d_fno_1e-3', 'ns2d_pdb_M1e-1_eta1e-2_zeta1e-2', 'swe_pdb', 'dr_pdb',
+        'cfdbench')
 MIXTURES = {                    # mixtures of growing heterogeneity (paper, App. C.10)
     'mixture_6': BASE,
-    'mixture_10': BASE + ('ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'),
+    'mixture_10': (*BASE, 'ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda',
+                   'ns2d_cond_pda'),
     'mixture_12': tuple(PRETRAINING),
 }
 # size -> the datasets that are generated in small form if they are absent
@@ -287,19 +284,19 @@ def datasets_of(names):
 class RunConfig:
     """Where and how to run."""
     data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
-    datasets: tuple = arg((), "names, or the paper's mixture_6, mixture_10 or mixture_12; default: all", nargs='+')
-    out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py out/<checkpoint>-<dataset>')
+    datasets: tuple = arg((), "names, or the paper's mixture_6, _10, _12; default: all", nargs='+')
+    out: str = arg('', 'folder of the run; default: out/<size>, or out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0)
-    dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, and with AMX from --width 256',
-                     choices=('auto', 'fp32', 'bf16'))
-    form: str = arg('fast', 'paper: each equation as printed, not as in nets/fast.py', choices=('fast', 'paper'))
-    compile: str = arg('off', "on: compile the network; graphs: also launch each pass at once, as a CUDA graph; "
-                       "default: graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
-    resume: bool = arg(False, 'continue exactly the run in --out that this command began, or start it')
+    dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, with AMX from --width '
+                     '256', choices=('auto', 'fp32', 'bf16'))
+    form: str = arg('fast', 'paper: each equation as printed, slower', choices=('fast', 'paper'))
+    compile: str = arg('off', "on: compile the network; graphs: also as CUDA graphs; default: "
+                       "graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
+    resume: bool = arg(False, 'continue exactly the run that this command began, or start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
-    accumulate: int = arg(1, 'parts of a batch, one after the other, whose gradients add up: less memory')
-    save_every: int = arg(500, 'steps between two scorings and checkpoints; without this flag at most a tenth of all')
+    accumulate: int = arg(1, 'parts of a batch whose gradients add up: less memory')
+    save_every: int = arg(500, 'steps between two scorings; by default at most a tenth of all')
     workers: int = arg(4, 'threads that read batches ahead; 0: the training reads', least=0)
     keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl')
@@ -318,9 +315,9 @@ def run(size, cuda=False):
 @dataclass(frozen=True)
 class FinetuneConfig:
     """What to fine-tune, and on how much data."""
-    checkpoint: str = arg('', 'pre-trained network: of train.py, finetune.py or DPOT', required=True)
+    checkpoint: str = arg('', 'a network of train.py, finetune.py or DPOT', required=True)
     dataset: str = arg('', 'name of the dataset to fine-tune on', required=True)
-    samples: int = arg(0, 'training trajectories, of which --seed draws nested subsets; 0: all', least=0)
+    samples: int = arg(0, 'training trajectories, nested subsets by --seed; 0: all', least=0)
     from_scratch: bool = arg(False, 'train the same network from random weights')
 
     __post_init__ = check_fields

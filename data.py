@@ -35,55 +35,51 @@ import torch.nn.functional as F
 import configs
 from configs import InputError
 from runtime import files
-from runtime.stored import attributes_of, names_of, number_of, require, storable, text_of, whole
+from runtime.stored import number_of, require, storable, whole
 
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 AT_REST = 1e-3                      # at rest: a channel with less than this share of its deviation
 SPLITS = 'test', 'valid', 'train'   # in the order of writing: a folder with a train.h5 is complete
-ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source', 'layout', 'variables'
-SILENT = {'dt': None, 'source': ''}  # what a header says where its file says nothing
+ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'source', 'layout', 'variables', 'pde'
+# what a header says where its file says nothing
+UNSAID = dict(source='', channels=[], static=[], dt=None, t_test=math.inf)
 
 # --------------------------------------------------------------------------------------- the layout
 
 def check_headers(folder, headers):
-    """{split: what its file says}: source, shape, channels, static, dt, t_test, and perhaps layout
-    and variables.
+    """{split: what its file says}, its shape and the attributes but pde, those of UNSAID always.
 
     headers: {split: (shape, dtype, attributes) of `data`}.
-    Raises InputError for what is not allowed, and if the splits have other grids, numbers of
-    channels, or a `difference` but in the source.
+    Raises InputError for what is not allowed, and if the splits differ in more than the source.
     """
     said = {}
     for split, (shape, dtype, attributes) in headers.items():
         path = f'{folder}/{split}.h5'
-        given = {name: value for name, value in attributes.items() if value is not None}
         fits = shape and len(shape) in (5, 6) and 0 not in shape and shape[1] > 1
         require(fits and dtype.kind in 'fiub',
                 f"{path}: 'data' is {dtype} {shape}; expected real numbers of shape "
                 f'(N, T, H, W, C), (N, T, H, W, D, C) or (N, T, 1, X, C), with at least two frames')
         _, _, *space, C = shape = [int(size) for size in shape]
-        channels = names_of(given.get('channels', ''))
-        if not channels and C <= min([16, *(size for size in space if size > 1)]):
-            channels = [str(c) for c in range(C)]
-        static = names_of(given.get('static', ''))
-        dt = number_of(given['dt']) if 'dt' in given else None
-        t_test = number_of(given.get('t_test', math.inf))
+        given = {name: attributes[name] for name in attributes if name in ATTRIBUTES[:-1]
+                 and not isinstance(attributes[name], h5py.Empty)}                  # netCDF's for ''
+        said[split] = header = {**UNSAID, **storable(given), 'shape': shape}
+        if 'layout' in header:                                              # of files of one's own
+            header.setdefault('variables', [])
+        if not header['channels'] and C <= min([16, *(size for size in space if size > 1)]):
+            header['channels'] = [str(c) for c in range(C)]
+        channels = header['channels']
         rules = {'channels': (len({*channels}) == len(channels) == C,
                               f'{C} different names; channels come last: np.moveaxis(u, 2, -1) '
                               f'brings them there, and u[..., None] adds one'),
-                 'static': ({*static} < {*channels}, 'names of channels, but not of all'),
-                 'dt': (dt is None or 0 < dt < math.inf, 'a positive number'),
-                 't_test': (t_test >= 1, 'at least 1 frame')}
+                 'static': ({*header['static']} < {*channels}, 'names of channels, but not of all'),
+                 'dt': (header['dt'] is None or 0 < number_of(header['dt']) < math.inf,
+                        'a positive number'),
+                 't_test': (number_of(header['t_test']) >= 1, 'at least 1 frame')}
         for name, (kept, expected) in rules.items():
-            require(kept, f'{path}: {name} {given.get(name, "")}: expected {expected}')
-        said[split] = dict(source=text_of(given.get('source', '')), shape=shape, channels=channels,
-                           static=static, dt=dt, t_test=t_test)
-        if 'layout' in given:                                               # of files of one's own
-            said[split]['layout'] = text_of(given['layout'])
-            said[split]['variables'] = names_of(given.get('variables', ''))
-    for one, other in pairwise(said):
-        what, words = difference(said[one], said[other], f'{one}.h5', f'{other}.h5')
-        a, b = (said[split]['shape'][2:] for split in (one, other))
+            require(kept, f'{path}: {name} {attributes.get(name, "")}: expected {expected}')
+    for (one, a), (other, b) in pairwise(said.items()):
+        what, words = difference(a, b, f'{one}.h5', f'{other}.h5')
+        a, b = a['shape'][2:], b['shape'][2:]
         if a != b:
             what, words = 'shape', f'{one}.h5 has grid and channels {a}, but {other}.h5 {b}'
         require(what in ('', 'source'), f'{folder}: {words}; they must be equal')
@@ -93,20 +89,24 @@ def check_headers(folder, headers):
 def difference(one, other, here, there):
     """The first of channels, static, dt and source in which two headers differ, and a line on it.
 
-    It is '' and '' if they do not. What one of them does not say is not compared, and of a source
-    neither the seed nor the grid.
-    one, other: headers as of `check_headers`, which the line calls `here` and `there`.
+    Both are '' if there is none. What a header does not say is not compared, nor the seed and the
+    grid of a source. here, there: the files, for the line.
     """
-    named = all(header['channels'] != [str(c) for c in range(len(header['channels']))]
-                for header in (one, other))
-    for what in ('channels', 'static', *SILENT) if named else SILENT:
-        a, b = (header.get(what, SILENT.get(what)) for header in (one, other))
+    unnamed = any(header['channels'] == [str(c) for c in range(len(header['channels']))]
+                  for header in (one, other))
+    for what in ('dt', 'source') if unnamed else ('channels', 'static', 'dt', 'source'):
+        a, b = (header.get(what) or '' for header in (one, other))
         if what == 'source':
             a, b = (re.sub(r' (seed|grid) \d+', '', source) for source in (a, b))
-        if a != b and SILENT.get(what) not in (a, b):
+        if a != b and (a and b or what == 'static'):
             a, b = (' '.join(x) if isinstance(x, list) else x for x in (a, b))
             return what, f'{here} has the {what} {a or "none"}, but {there} {b or "none"}'
     return '', ''
+
+
+def evolving_of(header):
+    """The numbers of the channels that evolve."""
+    return [c for c, name in enumerate(header['channels']) if name not in header['static']]
 
 
 def read_headers(folder, splits=SPLITS):
@@ -119,7 +119,7 @@ def read_headers(folder, splits=SPLITS):
                 stored = file['data']
                 is_dataset = isinstance(stored, h5py.Dataset)
                 require(is_dataset, f"{path}: 'data' is a group, not a dataset")
-                found[split] = stored.shape, stored.dtype, attributes_of(stored)
+                found[split] = stored.shape, stored.dtype, dict(stored.attrs)
     return check_headers(folder, found)
 
 
@@ -130,7 +130,8 @@ class Rounded:
 
     def __init__(self, stored):
         self.stored = stored
-        self.parts = [[] for _ in range(stored.shape[-1])]      # of each channel: see `__setitem__`
+        self.first = {}                 # the first value of a channel: sums near it are exact
+        self.sums = np.zeros((stored.shape[-1], 4))     # of each channel, see `__setitem__`
 
     def __setitem__(self, index, values):
         values = np.asanyarray(values)
@@ -140,26 +141,25 @@ class Rounded:
         if values.dtype == np.float32:
             return
         # the channel of each number, whatever the index
-        channels = np.broadcast_to(np.arange(len(self.parts)), self.stored.shape)[index]
+        channels = np.broadcast_to(np.arange(len(self.sums)), self.stored.shape)[index]
         values, rounded = (np.broadcast_to(u, channels.shape) for u in (values, rounded))
-        for c, parts in enumerate(self.parts):
+        for c, sums in enumerate(self.sums):
             u, v = (field[channels == c].astype(np.float64) for field in (values, rounded))
             if u.size:
-                parts.append((u.size, u.mean(), u.var(), np.square(u - v).mean(), u.min(), u.max(),
-                              v.min(), v.max()))
+                above = u - self.first.setdefault(c, u[0])
+                sums += u.size, above.sum(), np.square(above).sum(), np.square(u - v).sum()
 
     def check(self, path, channels):
         """Print a line on a channel of which float32 keeps little. InputError: it keeps nothing."""
-        for c in [c for c, parts in enumerate(self.parts) if parts]:
-            count, means, variances, losses, low, high, low32, high32 = np.transpose(self.parts[c])
-            mean = np.average(means, weights=count)
-            deviation = np.average(variances + (means - mean) ** 2, weights=count) ** 0.5
-            loss = np.average(losses, weights=count) ** 0.5
-            if loss > AT_REST * deviation and low.min() < high.max():
+        for c, first in self.first.items():
+            mean, square, loss = self.sums[c, 1:] / self.sums[c, 0]
+            deviation = max(square - mean ** 2, 0) ** 0.5
+            share = loss ** 0.5 / deviation if deviation else 0                 # 0 / 0: a constant
+            if share > AT_REST:
                 words = (f'{path}: channel {channels[c]}: the deviation is {deviation:.1e} and the '
-                         f'mean {mean:.7g}, of which float32 loses {min(loss / deviation, 1):.1%}; '
+                         f'mean {first + mean:.7g}, of which float32 loses {min(share, 1):.1%}; '
                          f'subtract the mean, or take larger units')
-                require(low32.min() < high32.max(), words)
+                require(share < 0.999, words)           # else it is another field, often a constant
                 print(words)
 
 
@@ -167,13 +167,11 @@ class Rounded:
 def writer(path, shape, called='', **attributes):
     """Yield {'data': a `Rounded`} of `shape` (N, T, *space, C) to fill; then the file appears.
 
-    What is not filled is NaN, which is refused when it is read.
-    called: the path in messages, if it is another one.
+    What is not filled is NaN, which is refused when it is read. called: the path in messages.
     attributes: those of the layout. Raises InputError for others.
     """
-    for name in attributes:
-        how = configs.nearest(name, ATTRIBUTES)
-        require(name in ATTRIBUTES, f'there is no attribute {name!r}{how}')
+    for name in [name for name in attributes if name not in ATTRIBUTES]:
+        raise InputError(f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
     attributes = storable(attributes)
     with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
         stored = file.create_dataset('data', shape, 'float32', fillvalue=np.nan)
@@ -189,9 +187,8 @@ def splits_to_write(folder, shapes, attributes):
     for split, header in present.items():
         there = tuple(header['shape']), header['source'], header['dt']
         wanted = shapes[split], attributes['source'], attributes['dt']
-        require(there == wanted,
-                f'{folder}/{split}.h5: exists with {there}, not {wanted}; remove it or choose '
-                f'another --data')
+        require(there == wanted, f'{folder}/{split}.h5: exists with {there}, not {wanted}; remove '
+                                 f'it or choose another --data')
     return [split for split in shapes if split not in present]
 
 
@@ -199,11 +196,9 @@ def write(folder, train, test, valid=None, **attributes):
     """Write arrays (N, T, *space, C) as a dataset: folder/train.h5, test.h5, valid.h5.
 
     They replace those of an older dataset when all are whole.
-    train, test, valid: what NumPy reads as finite real numbers; N and T may differ between them. In
-        one dimension they are (N, T, X, C), and stored as (N, T, 1, X, C).
-    attributes: those of the layout.
-
-        data.write('data/mine', u[:90], u[90:], channels=('u', 'v'))
+    train, test, valid: finite real numbers for NumPy, each of its own N and T. In one dimension
+        they are (N, T, X, C), and stored as (N, T, 1, X, C).
+    attributes: those of the layout, such as channels=('u', 'v').
     """
     folder = Path(folder)
     arrays = {'test': test, 'valid': valid, 'train': train}
@@ -235,18 +230,16 @@ def write(folder, train, test, valid=None, **attributes):
 def find(folder, names=(), split='train', flag='--datasets'):
     """The names of the datasets in a folder that have this split, or the `names` if they have it.
 
-    names: of datasets, or of the paper's mixtures.
-    flag: what gave `names`, for the InputError.
+    names: of datasets, or of the paper's mixtures. flag: what gave them, for the InputError.
     """
     folder = Path(folder)
     present = sorted(path.parent.name for path in folder.glob(f'*/{split}.h5'))
     require(present, f'--data {folder}: the folder holds no <dataset>/{split}.h5; name the one in '
                      f'which the folders of datasets lie, or make it with sources.generate')
     wanted = configs.datasets_of(names)
-    for name in wanted:
-        require(name in present, f'{flag} {name}: no {folder / name / split}.h5'
-                                 f'{configs.nearest(name, present)}; sources.generate makes the '
-                                 f"paper's")
+    for name in [name for name in wanted if name not in present]:
+        raise InputError(f'{flag} {name}: no {folder / name / split}.h5'
+                         f"{configs.nearest(name, present)}; sources.generate makes the paper's")
     return wanted or present
 
 
@@ -274,8 +267,8 @@ class Trajectories:
         # all splits of a dataset have to agree
         said = read_headers(self.path.parent, SPLITS if split in SPLITS else [split])
         require(split in said, f'{self.path}: there is no such file')
-        self.header = header = said[split]
-        N, self.frames, *space, self.channels = header['shape']
+        self.header = said[split]
+        N, self.frames, *space, self.channels = self.header['shape']
         self.space = tuple(space)
         fits = T < self.frames and dims in (None, len(space)) and (C is None or self.channels <= C)
         require(fits, f'{self.path}: {self.frames} frames, {len(space)}-D, {self.channels} '
@@ -287,18 +280,18 @@ class Trajectories:
         self.count = len(self._rows)
         self.shape = self.count, self.frames, *self.space, self.channels
         self.steady = self.frames == 2                          # the input and the solution
-        self.dt = header['dt'] or 1.0
-        self.t_test = int(min(header['t_test'], self.frames - T))
-        self.channel_names = names = header['channels']
-        self._static = [c for c, name in enumerate(names) if name in header['static']]
-        evolving = [c for c in range(self.channels) if c not in self._static]
+        self.dt = self.header['dt'] or 1.0
+        self.t_test = int(min(self.header['t_test'], self.frames - T))
+        self.channel_names = names = self.header['channels']
+        evolving = evolving_of(self.header)
         self.evolving_names = [names[c] for c in evolving]
+        self._static = [c for c in range(self.channels) if c not in evolving]
         # a slice where it can be one: a list is copied to the GPU in every step, which waits for it
         self.evolving = slice(len(evolving)) if evolving == [*range(len(evolving))] else evolving
         with files.naming(self.path):
             stored = h5py.File(self.path, 'r')['data']
             self._file = stored.file                            # stays open: HDF5 keeps writers out
-            self._data = whole(stored.file, stored.name)
+            self._data = whole(stored)
             start = stored.id.get_offset()                      # None: it is not contiguous
             if stored.id.get_type().equal(h5py.h5t.IEEE_F32LE) and start is not None:
                 self._data = np.memmap(stored.file.filename, '<f4', 'r', start, stored.shape)
@@ -328,10 +321,7 @@ class Trajectories:
 
     @functools.cached_property
     def units(self):
-        """The `Units` of the first and the last frame of one window of each trajectory.
-
-        At most 128 of them count, and fewer where frames are large.
-        """
+        """The `Units` of the first and last frame of a window of at most 128 trajectories each."""
         count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
         means, variances = torch.empty(2, count, 2, self.channels, dtype=torch.float64)
         for i in range(count):
@@ -396,8 +386,7 @@ def standardize(u, T, own, some_own=True):
     """Windows u (b, frames, *space, C) with mean 0 and deviation 1 in T frames, where `own` is 1.
 
     Returns also the condition (b, 2, C): the mean and the deviation that were taken, or 0 and 1.
-    own: (b, C) or (C,).
-    some_own: whether any is 1, which the host knows without waiting for a device.
+    own: (b, C) or (C,). some_own: whether any is 1, known without waiting for a device.
     """
     if not some_own:
         own = own.expand(len(u), -1)
@@ -414,7 +403,7 @@ class Batch(NamedTuple):
     """The B samples of a pass; side by side are those of one grid, and in it of one dataset."""
     windows: list               # (b, T+1, *space', C') of each dataset; after `to` each grid, and C
     mean: torch.Tensor          # (B, T+1, C), and
-    deviation: torch.Tensor     # (B, T+1, C), by which they become so
+    deviation: torch.Tensor     # (B, T+1, C), by which windows become dimensionless
     own: torch.Tensor           # (B, C), see `Units`
     floor: torch.Tensor         # (B, C), the deviation below which a channel is at rest
     evolving: torch.Tensor      # (B, C), whether the channel is predicted
@@ -422,31 +411,28 @@ class Batch(NamedTuple):
     condition: torch.Tensor | None = None       # (B, 2, C), see `standardize`
 
     def to(self, device):
-        """The same on a device, dimensionless; the host goes on while pinned memory is copied."""
+        """Its dimensionless windows on a device; the host goes on while pinned memory is copied."""
         some_own = self.own.any()
-        mean, deviation, own, floor, evolving = (x.to(device, non_blocking=True) for x in self[1:6])
+        *units, floor, evolving = (x.to(device, non_blocking=True) for x in self[1:6])
         C = evolving.shape[1]
-        done = 0                                                # samples
-        windows = []
-        conditions = []
-        for _, parts in groupby(self.windows, key=lambda part: part.shape[1:-1]):
+        grids = [[*parts] for _, parts in groupby(self.windows, lambda part: part.shape[1:-1])]
+        sizes = [sum(map(len, parts)) for parts in grids]
+        done = []
+        for parts, *numbers, own in zip(grids, *(x.split(sizes) for x in units)):
             parts = [part.to(device, non_blocking=True) for part in parts]
             if len(parts) > 1 or parts[0].shape[-1] < C:
                 parts = [F.pad(part, (0, C - part.shape[-1]), value=PADDING) for part in parts]
                 parts = [torch.cat(parts)]
             u, = parts
-            here = slice(done, done + len(u))
-            done += len(u)
             rows = u.flatten(-2)                                # longer loops for a processor
             shape = *u.shape[:2], *[1] * (rows.ndim - 3), -1
-            m, s = (x[here].repeat(1, 1, u.shape[-2]).view(shape) for x in (mean, deviation))
-            u = (rows - m).div_(s).view(u.shape)
-            u, condition = standardize(u, u.shape[1] - 1, own[here], some_own)
-            windows.append(u)
-            conditions.append(condition)
+            mean, deviation = (x.repeat(1, 1, u.shape[-2]).view(shape) for x in numbers)
+            u = (rows - mean).div_(deviation).view(u.shape)
+            done.append(standardize(u, u.shape[1] - 1, own, some_own))
+        windows, conditions = zip(*done)
         condition = torch.cat(conditions)
-        floor = floor / condition[:, 1]
-        return Batch(windows, mean, deviation, own, floor, evolving, self.noise, condition)
+        return self._replace(windows=windows, floor=floor / condition[:, 1], evolving=evolving,
+                             condition=condition)
 
 
 class Windows:
@@ -454,8 +440,7 @@ class Windows:
 
     This is App. B.1 of the paper without its stray factor 1/K. Sample n of the run is a function of
     the seed and n alone, whatever the batch size and the number of processes.
-    config: that of the model: frames T, channels C, and whether fields become dimensionless.
-    sampling: w_k of each dataset.
+    config: that of the model. sampling: w_k of each dataset.
     """
     pinned = False                  # whether a GPU copies a batch while the host goes on
 
@@ -468,18 +453,14 @@ class Windows:
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
         self.draws = sum(dataset.count for dataset in datasets)     # of an epoch, for any weights
         self._numbers = []                                          # of each dataset, as in a Batch
+        frames = [0] * self.T + [1]                                 # the input, and the next
         for dataset in datasets:
-            units = dataset.units.padded(C)
-            floor = AT_REST * units.deviation[1]
-            if config.normalize:
-                floor = torch.full_like(floor, AT_REST)
-            else:
-                units = Units.none(C)
-            frames = [0] * self.T + [1]                             # the input, and the next
+            known = dataset.units.padded(C)
+            mean, deviation, own = known if config.normalize else Units.none(C)
+            floor = AT_REST * (known.deviation[1] / deviation[1])
             evolving = torch.zeros(C, dtype=torch.bool)
             evolving[dataset.evolving] = True
-            mean, deviation = units.mean[frames], units.deviation[frames]
-            self._numbers.append((mean, deviation, units.own, floor, evolving))
+            self._numbers.append((mean[frames], deviation[frames], own, floor, evolving))
 
     def draw(self, number):
         """Sample `number` of the run: (dataset k, trajectory, first frame, seed of its noise)."""
@@ -579,10 +560,7 @@ def norm(x):
 
 
 def size_of(v, floor):
-    """||v||_2 of each sample and channel, (B, ..., C) -> (B, C), at least that of one at rest.
-
-    floor: (B, C) or (C,), the root mean square of such a channel.
-    """
+    """||v||_2 of each sample and channel, (B, ..., C) -> (B, C), at least that of size `floor`."""
     return torch.maximum(norm(v), floor * v.flatten(1, -2).shape[1] ** 0.5)
 
 
@@ -597,9 +575,8 @@ NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviatio
 def add_noise(u, epsilon, noise, dimensionless=False):
     """u (B, T, *space, C) plus noise N(0, 1) times epsilon ||u||_2 (paper, Sec. 2.2 and App. B.1).
 
-    As in DPOT, the norm of a sample and channel is a sum over all frames and grid points.
-    noise: for each sample a seed, and the channels that get noise.
-    dimensionless: the norm is `NORM`, that of fields of deviation 1, whatever the grid.
+    As in DPOT, the norm of a sample and channel is over all frames and grid points; that of
+    dimensionless ones is `NORM`. noise: for each sample a seed, and the channels that get noise.
     """
     if not epsilon:
         return u

@@ -25,7 +25,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import aotpot
 import configs
@@ -46,9 +45,8 @@ MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
 def load(path, form='fast'):
     """The network in a checkpoint, in evaluation mode. `data` says what it was trained on.
 
-    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run.
+    path: a file of train.py, finetune.py, DPOT or MoE-POT, or the folder of a run; or InputError.
     form: 'fast', or 'paper' for the equations as aotpot.py prints them.
-    Raises InputError for any other file.
     """
     return checkpoint.load_model(checkpoint.load_file(path), form)
 
@@ -61,8 +59,8 @@ def trained_on(model):
 class Predictor:
     """A model as a time stepper of one dataset: `step` maps a state to the next.
 
-    dataset: a data.Trajectories, or anything with its name, space, evolving and units. Its units
-        are those of the training, if that knew it.
+    dataset: anything with the name, space, evolving and units of a data.Trajectories. Units of the
+        training, if that knew it, go before.
     """
 
     def __init__(self, model, dataset, device, dtype='fp32'):
@@ -78,10 +76,9 @@ class Predictor:
             units = data.Units.none(units.mean.shape[1], own=True)
         usual = units.deviation[1, dataset.evolving]
         self.floor = data.AT_REST * usual.to(device)                # (C''), of a channel at rest
-        if not self.config.normalize:
-            units = data.Units.none(C)
-        self.units = data.Units(*(x.to(device) for x in units.padded(C)))
-        self.own = bool(self.units.own.any())
+        units = units.padded(C) if self.config.normalize else data.Units.none(C)
+        self.units = data.Units(*(x.to(device) for x in units))
+        self.own = bool(units.own.any())
         coarser = tuple(map(min, self.config.resolution, dataset.space))
         self.training_grid = tuple(header['shape'][2:-1]) if 'shape' in header else coarser
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
@@ -128,8 +125,7 @@ class Predictor:
 def rollout(model, frames, steps, dataset='', batch_size=16):
     """The `steps` frames after native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
-    The result is an array or a tensor, as `frames` are. Channels that do not evolve keep their last
-    values.
+    They are an array or a tensor, as `frames` are. Static channels keep their last values.
     model: as `load` returns it, or the path of a checkpoint.
     frames: on any grid, with the channels of a dataset of the training in its order and units. The
         last T of them count; without the axis N the result has N = 1.
@@ -140,9 +136,9 @@ def rollout(model, frames, steps, dataset='', batch_size=16):
         model = load(model)
     config = model.config
     weights = next(model.parameters())
-    trained = trained_on(model)
     values = real_values(frames, 'frames').to(weights.dtype)
-    flat = {header['shape'][2] for header in trained.values() if 'shape' in header} == {1}
+    shapes = [header['shape'] for header in trained_on(model).values() if 'shape' in header]
+    flat = {shape[2] for shape in shapes} == {1}
     lacks_axis = flat and values.ndim in (3, 4) and values.shape[-3] != 1
     if lacks_axis:                                                 # (N, T, X, C) -> (N, T, 1, X, C)
         values = values.unsqueeze(-3)
@@ -156,8 +152,7 @@ def rollout(model, frames, steps, dataset='', batch_size=16):
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     layout = layout_of(model, values, dataset)
-    if layout.name in trained:
-        warn_if_far(trained[layout.name], values)
+    warn_if_far(trained_on(model).get(layout.name, {}), values)
     predictor = Predictor(model.eval(), layout, weights.device)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
@@ -167,9 +162,8 @@ def rollout(model, frames, steps, dataset='', batch_size=16):
         predictions = predictions[:, :, 0]
     if isinstance(frames, torch.Tensor):
         return predictions.to(frames.device)
-    if predictions.dtype == torch.bfloat16:                                     # which NumPy lacks
-        predictions = predictions.float()
-    return predictions.numpy()
+    lacking = predictions.dtype == torch.bfloat16                                       # in NumPy
+    return (predictions.float() if lacking else predictions).numpy()
 
 
 def real_values(values, name):
@@ -188,44 +182,41 @@ def real_values(values, name):
 def layout_of(model, values, dataset):
     """Name, space, units and evolving channels of frames (N, T, *space', C') of a dataset.
 
-    dataset: of the training, '': any of it that fits. The units are those of the training, if all
-        that fits has the same, and else of the frames by themselves; a channel that never varies in
-        these has the mean deviation of the training.
+    dataset: of the training, '': any of it that fits. If several fit, of several units, those are
+        of the frames, but a channel that never varies has the mean deviation of the training.
     Raises InputError if nothing fits, or what fits has other channels that evolve.
     """
     C = values.shape[-1]
     trained = trained_on(model)
-    fitting = [header for name, header in trained.items()
-               if dataset in ('', name) and len(header['channels']) == C]
-    ways = [[c for c, channel in enumerate(header['channels']) if channel not in header['static']]
-            for header in fitting] or [list(range(C))]
-    if (trained or dataset) and not fitting or any(way != ways[0] for way in ways):
+    fitting = {name: header for name, header in trained.items()
+               if dataset in ('', name) and len(header['channels']) == C}
+    evolving, *others = [data.evolving_of(header) for header in fitting.values()] or [[*range(C)]]
+    if (trained or dataset) and not fitting or any(other != evolving for other in others):
         known = [f'{name}: {" ".join(header["channels"])}' for name, header in trained.items()]
         raise InputError(f'frames: {C} channels, dataset={dataset!r}; name the dataset of the '
                          f'training whose channels they have, in its order ({"; ".join(known)})')
-    if not dataset and len(trained) == 1:
-        [dataset] = trained
-    known = [data.Units.read(header) for header in fitting if 'units' in header]
+    if len(fitting) == 1:
+        [dataset] = fitting                                 # whose units the Predictor takes
     variances, means = torch.var_mean(values.flatten(2, -2), 2, correction=0)           # (N, T, C')
-    units = data.Units.of(means, variances, ways[0])
+    units = data.Units.of(means, variances, evolving)
+    known = [data.Units.read(header) for header in fitting.values() if 'units' in header]
     if known and all(other.header() == known[0].header() for other in known):
         units = known[0]
     elif known:
         at_rest = variances.flatten(0, 1).amax(0) == 0
-        usual = torch.stack([other.deviation for other in known]).mean(0)
-        units = units._replace(deviation=torch.where(at_rest, usual, units.deviation))
+        deviations = torch.stack([other.deviation for other in known])
+        usual = torch.where(at_rest, deviations.mean(0), units.deviation)
+        units = units._replace(deviation=usual)
         if model.config.normalize:
-            warn('rollout: without dataset=, the frames get mean 0 and deviation 1 by their own '
-                 'numbers')
-    return Namespace(name=dataset, space=values.shape[2:-1], evolving=ways[0], units=units)
+            warn('rollout: without dataset=, frames get mean 0 and deviation 1 by themselves')
+    return Namespace(name=dataset, space=values.shape[2:-1], evolving=evolving, units=units)
 
 
 def warn_if_far(header, values):
     """Print how frames (N, T, *space', C') are unlike those of a dataset of the training."""
-    if 'units' not in header or 'shape' not in header:
+    if 'units' not in header:
         return
-    space = tuple(values.shape[2:-1])
-    trained = tuple(header['shape'][2:-1])
+    space, trained = (tuple(shape[2:-1]) for shape in (values.shape, header['shape']))
     if len({round(a / b, 3) for a, b in zip(space, trained)}) > 1:
         warn(f'frames: the grid {configs.show(space)} has other proportions than that of the '
              f'training, {configs.show(trained)}')
@@ -244,9 +235,8 @@ def l2re(prediction, target):
     """The relative L2 error ||u - v|| / ||v||, arrays or tensors (N, F, *space, C) -> a float.
 
     The norms are over all frames and grid points, one for each trajectory and channel; the result
-    is the mean over both, and inf if it is not finite. Channels that do not evolve count if they
-    are not left out. Raises InputError for two shapes, for masked values and for what is not real
-    numbers.
+    is the mean over both, and inf if it is not finite. Static channels count, too.
+    Raises InputError for two shapes, masked values and what is not real numbers.
     """
     u = real_values(prediction, 'the prediction')
     v = real_values(target, 'the target')
@@ -270,16 +260,16 @@ def vrmse_of_samples(u, v, floor):
     return norm(u - v) / size_of(fluctuation(v), floor)
 
 
-def l2re_of_frames(u, v, floor):
-    """`l2re_of_samples` of each frame, and its mean over the frames. PDEBench's nRMSE."""
-    errors = l2re_of_samples(u.flatten(0, 1), v.flatten(0, 1), floor)
-    return errors.unflatten(0, u.shape[:2]).mean(1)
+def of_frames(error):
+    """The mean of such a metric over the frames, each by itself."""
+    def mean_over_frames(u, v, floor):
+        errors = error(u.flatten(0, 1), v.flatten(0, 1), floor)
+        return errors.unflatten(0, u.shape[:2]).mean(1)
+    return mean_over_frames
 
 
-def vrmse_of_frames(u, v, floor):
-    """`vrmse_of_samples` of each frame, and its mean over the frames: The Well's VRMSE."""
-    errors = vrmse_of_samples(u.flatten(0, 1), v.flatten(0, 1), floor)
-    return errors.unflatten(0, u.shape[:2]).mean(1)
+l2re_of_frames = of_frames(l2re_of_samples)             # PDEBench's nRMSE
+vrmse_of_frames = of_frames(vrmse_of_samples)           # The Well's VRMSE
 
 
 def relative_l1(u, v, floor):
@@ -323,13 +313,12 @@ def score_all(model, datasets, processes, batch_size=16, dtype='fp32'):
 
 @torch.no_grad()
 def score(model, dataset, processes, batch_size=16, dtype='fp32'):
-    """The METRICS of every trajectory, {'model' or 'persistence': {name: (N,) float64}}, equal on
-    all processes.
+    """The METRICS of every trajectory, {'model' or 'persistence': {name: (N,) float64}}.
 
     A 'rollout' of t_test frames starts from the first T and goes on from its own predictions; 'one
     step' predicts each frame from T true ones. Persistence is the newest true frame, repeated. The
-    result also says 'frames', t_test, whether the dataset is 'steady', and of 'channels' the means
-    {channel: {forecast: {name: mean}}}.
+    result, equal on all processes, also has 'frames', t_test, 'steady', of the dataset, and
+    'channels', the means {channel: {forecast: {name: mean}}}.
     """
     T = model.config.frames
     F = dataset.t_test
@@ -348,8 +337,7 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
             steps.append(predictor.prediction(predictor.step(state)))
         predictions = {                                                       # (B, F, *space', C'')
             'model': {'rollout': torch.stack(rollout, 1), 'one step': torch.stack(steps, 1)},
-            'persistence': {'rollout': newest[:, :1].expand_as(newest), 'one step': newest},
-        }
+            'persistence': {'rollout': newest[:, :1].expand_as(newest), 'one step': newest}}
         for forecast, values in scores.items():
             for row, metric in zip(values, METRICS.values()):
                 error = metric.error(predictions[forecast][metric.kind], truth, predictor.floor)
@@ -364,11 +352,10 @@ def score(model, dataset, processes, batch_size=16, dtype='fp32'):
 
 
 def score_table(results):
-    """Lines of the table of {dataset: its `score`}: the METRICS, and the VRMSE of persistence over
-    that of the model.
+    """Lines of the table of {dataset: its `score`}, with the VRMSE of persistence over the model's.
 
-    A row names the channels that are behind persistence. The input of a steady dataset is another
-    quantity than its solution, so that persistence means nothing there.
+    A row names the channels that are behind persistence, which means nothing for a steady dataset:
+    its input is another quantity than its solution.
     """
     rows = {}
     for dataset, scores in results.items():
@@ -388,7 +375,7 @@ def score_table(results):
                         for name, metric in METRICS.items() if metric.steady]
         elif behind:
             remarks.append(f'{" ".join(behind)} behind persistence')
-        failures = model['rollout'].isfinite().logical_not().sum().item()
+        failures = len(model['rollout']) - model['rollout'].isfinite().sum().item()
         if failures:
             remarks.append(f'{failures} not finite')
         rows[dataset] = {**row, '': ', '.join(remarks)}
@@ -428,16 +415,11 @@ def validation_windows(dataset):
 
 
 def validation_error(model, datasets, processes, dtype='fp32', samples=16):
-    """The L2RE of one step from true frames on the `validation_windows` of each dataset, a mean
-    over the datasets. samples: the windows of a batch.
-    """
-    means = []
-    for dataset in datasets:
-        places = validation_windows(dataset)
-        curves = rollout_curve(model, dataset, processes, 1, samples, dtype, places)
-        means.append(mean(curves['model']))
+    """The mean over the datasets of the L2RE of one step on their `validation_windows`."""
+    curves = [rollout_curve(model, dataset, processes, 1, samples, dtype,
+                            validation_windows(dataset)) for dataset in datasets]
     model.train()
-    return sum(means) / len(means)
+    return sum(mean(curve['model']) for curve in curves) / len(datasets)
 
 
 # ----------------------------------------------------------------------- long rollouts, pictures
@@ -451,12 +433,12 @@ def reference(trained, dataset, args, processes):
     solved = dataset.name in generate.FAMILIES and not dataset.steady
     source = generate.plan(dataset.name).attributes()['source'] if solved else ''
     ours = {**dataset.header, 'source': source}
-    what, words = data.difference(dataset.header, ours, dataset.path, 'our solver')
-    if what or not solved:
-        words = f', for {words}' if what else ''
+    _, words = data.difference(dataset.header, ours, dataset.path, 'our solver')
+    if words or not solved:
         raise InputError(f'--rollout {args.rollout}: the test trajectories of {dataset.name} have '
-                         f'{dataset.frames} frames, and no solver of ours makes longer '
-                         f'ones{words}; try --rollout {dataset.frames - config.frames}')
+                         f'{dataset.frames} frames, and no solver of ours makes longer ones'
+                         f'{words and f", for {words}"}; try --rollout '
+                         f'{dataset.frames - config.frames}')
     split = generate.long_reference(dataset, args.rollout, args.samples, config, processes)
     return open_dataset(trained, dataset.path.parent.parent, dataset.name, split)
 
@@ -485,6 +467,15 @@ def roll_out(trained, datasets, args, processes):
     return report
 
 
+def channel_to_draw(args, where, count, names):
+    """--channel, or the first of `names`, those that evolve. InputError: there is none to draw."""
+    if args.channel not in ('', *names) or not 0 <= args.trajectory < count:
+        raise InputError(f'--channel {args.channel} --trajectory {args.trajectory}: {where} has '
+                         f'the trajectories 0 to {count - 1}, and of its channels '
+                         f'{" ".join(names)} evolve')
+    return args.channel or names[0]
+
+
 @torch.no_grad()
 def draw(model, dataset, steps, args, processes):
     """--figures: draw --channel of --trajectory and its prediction, at `steps` and along all."""
@@ -492,11 +483,7 @@ def draw(model, dataset, steps, args, processes):
         return
     from lab import figures  # only where something is drawn
     names = dataset.evolving_names
-    if args.channel not in ('', *names) or not 0 <= args.trajectory < dataset.count:
-        raise InputError(f'--channel {args.channel} --trajectory {args.trajectory}: {dataset.path} '
-                         f'has the trajectories 0 to {dataset.count - 1}, and of its channels '
-                         f'{" ".join(names)} evolve')
-    channel = names.index(args.channel or names[0])
+    channel = names.index(channel_to_draw(args, dataset.path, dataset.count, names))
     T = model.config.frames
     predictor = Predictor(model.eval(), dataset, processes.device, args.dtype)
     frames = dataset.windows([(args.trajectory, 0)], T + steps[-1])
@@ -514,44 +501,31 @@ def forecast_from_files(trained, args, processes):
     from sources import forecast  # what reads files of one's own
     known = trained_on(trained.model)
     [name, *others] = configs.datasets_of(args.datasets) or known or ['']
-    header = known.get(name, {'channels': [], 'static': []})
-    evolving = [channel for channel in header['channels'] if channel not in header['static']]
-    asked = args.sources and args.write and args.rollout and args.channel in ('', *evolving)
-    if not asked or others or name not in known:
-        raise InputError(f'a forecast needs --frames FILE, --write FILE and --rollout N, of '
-                         f'--datasets one of the training, {" ".join(known)}, and of --channel one '
-                         f'that evolves, {" ".join(evolving)}')
+    if not (args.sources and args.write and args.rollout) or others or name not in known:
+        raise InputError(f'a forecast needs --frames FILE, --write FILE and --rollout N, and of '
+                         f'--datasets one of the training, {" ".join(known)}')
     if processes.rank:
         return
+    header = known[name]
     forecast.require_writable(args.write)
     u, dt = forecast.frames_of(args.sources, header, trained.model.config.frames, args.uneven)
     here = ' '.join(map(str, args.sources))
-    what, words = data.difference({**header, 'dt': dt}, header, here,
-                                  f'the training of {trained.path}')
-    if what and not args.uneven:
+    there = f'the training of {trained.path}'
+    _, words = data.difference({**header, 'dt': dt}, header, here, there)
+    if words and not args.uneven:
         raise InputError(words)
-    if not 0 <= args.trajectory < len(u):
-        raise InputError(f'--trajectory {args.trajectory}: {here} has 0 to {len(u) - 1}')
+    names = [header['channels'][c] for c in data.evolving_of(header)]
+    channel = channel_to_draw(args, here, len(u), names)
     v = rollout(trained.model, u, args.rollout, name, args.batch_size)
     forecast.write_forecast(args.write, v, header)
     print(f'{args.write}: {args.rollout} frames after the last of {here}', flush=True)
     if args.figures:
         from lab import figures  # only where something is drawn
-        channel = args.channel or evolving[0]
         u = v[args.trajectory, ..., header['channels'].index(channel)]
         figures.draw_forecast(u, f'{name}, {channel}', args.figures)
 
 
 # ------------------------------------------------------------------------------------ the command
-
-class Trained(NamedTuple):
-    """A network that a command evaluates, and what it was trained on."""
-    name: str                   # stands for the checkpoint in --json and in figures
-    path: Path
-    model: nn.Module
-    data: str                   # the folder of its training data
-    datasets: tuple             # the names of these
-
 
 def parser_of(description):
     """A parser with the flags of the commands on a trained model."""
@@ -559,8 +533,7 @@ def parser_of(description):
     add = parser.add_argument
     add('--checkpoint', default='', help='default: the newest run under out/')
     add('--data', default='', help='folder of the datasets; default: that of the training')
-    add('--datasets', nargs='+', default=(),
-        help='default: those of the training, or with --data all')
+    add('--datasets', nargs='+', default=(), help='default: of the training, or with --data all')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
     add('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
     add('--figures', default='', metavar='DIR', help='draw into this folder')
@@ -571,14 +544,15 @@ def parser_of(description):
 
 
 def open_checkpoint(args):
-    """Open --checkpoint and print a line on it: a Trained, the processes, a report for `finish`.
+    """Open --checkpoint and print a line on it: what was trained, the processes, a report.
 
-    Rank 0 alone writes --json and --figures, so on all others these flags become ''.
+    What was trained has model, path, name, and data and datasets, the flags of its training.
+    --json and --figures become '' on all ranks but 0, which alone writes.
     """
     configs.bounded('--batch_size', args.batch_size, least=1)
     if args.figures:
         from lab import figures
-        figures.pyplot()         # or one line says before any work that matplotlib is not installed
+        figures.pyplot()                # or a line says before any work that matplotlib is missing
     processes = distributed.setup(args.device, settings=vars(args))
     if processes.rank > 0:
         args.figures = args.json = ''
@@ -591,7 +565,8 @@ def open_checkpoint(args):
     config = model.config
     path = saved['path']
     run = {'data': '', 'datasets': (), **saved['config'].get('run', {})}
-    trained = Trained(checkpoint.name_of(path), path, model, run['data'], run['datasets'])
+    trained = Namespace(name=checkpoint.name_of(path), path=path, model=model, data=run['data'],
+                        datasets=run['datasets'])
     count = aotpot.parameters(model)
     report = {'checkpoint': str(path), 'step': saved['step'], 'parameters': count,
               'activated': experts.activated(model), 'resolution': config.resolution}
@@ -618,7 +593,7 @@ def open_tests(trained, names, args, processes, rows=None):
 def open_dataset(trained, folder, name, split='test', rows=None):
     """The data.Trajectories of a split of a dataset, at most `rows`, as the network takes them.
 
-    Raises InputError if channels, static ones or dt are not those of the training on a dataset of
+    Raises InputError for other channels, static ones or dt than in the training on a dataset of
     this name; another source, and a dataset without a training, is a line.
     """
     config = trained.model.config
@@ -628,10 +603,10 @@ def open_dataset(trained, folder, name, split='test', rows=None):
     dataset = data.Trajectories(folder, name, split, *shape, rows, config.dims)
     if name in headers:
         what, words = data.difference(dataset.header, headers[name], dataset.path, there)
-        if what in ('channels', 'static', 'dt'):
-            raise InputError(words)
-        if what:
+        if what == 'source':
             warn(words)
+        elif what:
+            raise InputError(words)
     elif headers:
         names = dataset.channel_names
         orders = [header['channels'] for header in headers.values()]
@@ -670,8 +645,7 @@ def main():
     add('--samples', type=int, default=8, metavar='N', help='trajectories of --rollout [8]')
     add('--frames', dest='sources', nargs='+', default=(), metavar='FILE',
         help='go on from the last frames in these files of your own')
-    add('--write', default='', metavar='FILE',
-        help='of --frames: the forecast, a new .npy, .h5 or .nc')
+    add('--write', default='', metavar='FILE', help='the forecast of --frames: .npy, .h5 or .nc')
     add('--uneven', action='store_true',
         help='of --frames: take uneven times, grid points and another dt as those of the training')
     add('--channel', default='', metavar='NAME', help='of --figures [the first that evolves]')
@@ -692,8 +666,8 @@ def main():
         report['rollout'] = roll_out(trained, tests, args, processes)
     else:
         for dataset in [test for test in tests if not test.steady]:
-            last = dataset.t_test
-            draw(trained.model, dataset, sorted({1, (last + 1) // 2, last}), args, processes)
+            steps = sorted({1, (dataset.t_test + 1) // 2, dataset.t_test})
+            draw(trained.model, dataset, steps, args, processes)
         report['datasets'] = score_all(trained.model, tests, processes, args.batch_size, args.dtype)
         processes.print('\n'.join(score_table(report['datasets'])))
     finish(args, processes, trained, report)

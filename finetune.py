@@ -1,15 +1,13 @@
-"""Fine-tune a pre-trained network on one dataset, or train the same network on it from random
-weights.
+"""Fine-tune a pre-trained network on one dataset, or train it there from random weights.
 
     python finetune.py --checkpoint out/small --dataset wave_gauss
     python finetune.py --checkpoint out/small --dataset wave_gauss --samples 128 --from_scratch
     python finetune.py --checkpoint model_Ti.pth --dataset swe_pdb --residual aot     DPOT's weights
 
 Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch
-size differs; the position embedding is resized to another grid; the temporal weights are fresh for
-another number of input frames, of which a steady problem has one. The router of a mixture of
-experts stays as it is, unless the training is from scratch, and there is no balance loss. The rest
-is as in train.py.
+size differs, the temporal weights for another number of input frames, of which a steady problem has
+one. The position embedding is resized to another grid. The router of experts stays as it is, unless
+the training is from scratch, and there is no balance loss. The rest is as in train.py.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses
@@ -32,8 +30,7 @@ BATCH = 20           # MoE-POT's batch size; DPOT's is 32, and the paper states 
 def parse(argv=None):
     """A train.Command, whose defaults depend on the checkpoint and the dataset, and the checkpoint.
 
-    --help shows the defaults of tiny and of a new dataset. Raises InputError for what does not fit
-    together.
+    --help shows the defaults of tiny and of a new dataset.
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
@@ -65,15 +62,8 @@ def parse(argv=None):
 
 
 def adapted(config, dataset):
-    """The model config of a checkpoint for the data.Trajectories of another dataset.
-
-    One of the paper's keeps the grid of the network, if it has the same dimension.
-    """
+    """The model config of a checkpoint for the data.Trajectories of another dataset."""
     fields = train.shape_of_data(config, [dataset])
-    if dataset.name in configs.DATASETS:
-        fields.pop('resolution', None)
-    else:
-        fields['normalize'] = True
     if len(dataset.space) != config.dims:
         fields['resolution'] = dataset.space
     return dataclasses.replace(config, **fields)
@@ -116,9 +106,9 @@ def main():
         splits = train.open_splits(command.run, command.model, rows)
         [dataset] = splits['train']
         known = pretrained['data'].get(name, {}).get('train', dataset.header)
-        what, words = data.difference(dataset.header, known, dataset.path,
-                                      f'the training of {pretrained["path"]}')
-        if what:
+        there = f'the training of {pretrained["path"]}'
+        _, words = data.difference(dataset.header, known, dataset.path, there)
+        if words:
             terminal.warn(words)
         before = configs.ModelConfig(**pretrained['config']['model'])
         train.announce_shape(before, command.model, [dataset], processes)

@@ -1,9 +1,9 @@
 """Pre-train AOT-POT on a mixture of PDE datasets.
 
-    python train.py                                     nano, for a laptop, on data that the script generates itself
-    torchrun --standalone --nproc_per_node=8 train.py --size small         on GPUs, compiled and in bf16
+    python train.py                     nano, for a laptop, on data that the script generates itself
+    torchrun --standalone --nproc_per_node=8 train.py --size small      on GPUs, compiled, in bf16
     python train.py --size tiny --datasets swe_pdb dr_pdb --lr 5e-4 --out out/two
-    python train.py --size small --resume               start this run, or continue it exactly if it has begun
+    python train.py --size small --resume       start this run, or continue it exactly
 
 The folder out/<size>/ gets last.pt (all that is needed to resume), config.json and log.jsonl (one
 line every --log_every steps and one for each scoring), and where every dataset has a valid.h5 also
@@ -50,7 +50,7 @@ class Command(NamedTuple):
 def parse(argv=None):
     """The Command of a command line. Raises InputError for flags that contradict one another."""
     first = terminal.Parser(add_help=False)
-    first.add_argument('--size', default='nano', help='preset of model and recipe, one of ' + ' '.join(configs.SIZES))
+    first.add_argument('--size', default='nano', help='preset, of ' + ' '.join(configs.SIZES))
     size = first.parse_known_args(argv)[0].size
     parser = terminal.Parser(description=__doc__, parents=[first])
     parser.add(configs.model(size), f'model ({size})')
@@ -63,7 +63,8 @@ def parse(argv=None):
     cuda = distributed.choose_device(getattr(args, 'device', 'auto')).type == 'cuda'
     run = configs.override(configs.run(size, cuda), args)
     name = size if model.network == 'aotpot' else f'{size}-{model.network}'
-    return Command(model, recipe, dataclasses.replace(run, out=run.out or f'out/{name}'), frozenset(vars(args)), size)
+    run = dataclasses.replace(run, out=run.out or f'out/{name}')
+    return Command(model, recipe, run, frozenset(vars(args)), size)
 
 
 # --------------------------------------------------------------------------------------------- data
@@ -73,10 +74,11 @@ def with_data(run, size, processes):
     folder = run.data
     names = run.datasets
     if not folder:
-        builtin = size if size in configs.BUILTIN or any(Path('data').glob('*/train.h5')) else 'nano'
+        found = any(Path('data').glob('*/train.h5'))
+        builtin = size if found or size in configs.BUILTIN else 'nano'
         if builtin != size:
-            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so this run trains '
-                          f'on the small built-in mixture in data/nano; sources.generate and .prepare fill data/')
+            terminal.warn(f'--size {size} without --data: there is no data/<dataset>/train.h5, so '
+                          f'this run trains on data/nano; sources.generate and .prepare fill data/')
         mixture = configs.BUILTIN.get(builtin, ())
         folder = f'data/{builtin}' if mixture else 'data'
         names = configs.datasets_of(names) or sorted(mixture)
@@ -84,35 +86,37 @@ def with_data(run, size, processes):
         if processes.rank == 0 and absent and {*absent} <= {*mixture}:
             from sources import generate  # the solvers, where data have to be made
             print(f'generating small datasets of the built-in mixture in {folder}', flush=True)
-            generate.generate(folder, [generate.plan(name, builtin) for name in absent], device=processes.device)
+            plans = [generate.plan(name, builtin) for name in absent]
+            generate.generate(folder, plans, device=processes.device)
     distributed.barrier(processes)
     return dataclasses.replace(run, data=folder, datasets=tuple(data.find(folder, names)))
 
 
 def shape_of_data(config, datasets):
-    """{field of a model config: value} of the channels, the frames and the grid of some
-    data.Trajectories.
+    """{field: value} of a model config for data.Trajectories, which are dimensionless if one's own.
 
-    The channels are at least, and the frames at most those of `config`. Several grids leave out the
-    grid, and one is rounded up to whole patches, of equal values where data have one dimension.
+    The grid is left out if it is the paper's or one of several, and else rounded up to patches.
     """
     fields = {'channels': max(config.channels, *(dataset.channels for dataset in datasets)),
               'frames': min(config.frames, *(dataset.frames - 1 for dataset in datasets))}
+    if {dataset.name for dataset in datasets} & {*configs.DATASETS}:
+        return fields
     grid, *others = {dataset.space for dataset in datasets}
     if not others:
-        fields['resolution'] = tuple(math.ceil(size / config.patch) * config.patch for size in grid)
-    return fields
+        P = config.patch
+        fields['resolution'] = tuple(math.ceil(size / P) * P for size in grid)
+    return {**fields, 'normalize': True}
 
 
 def fitted(command, processes):
-    """A Command whose network takes one's own data in their shape, dimensionless, where no flag says otherwise."""
+    """A Command whose network takes one's own data in their shape, dimensionless, but for flags."""
     run = command.run
     if {*run.datasets} & {*configs.DATASETS}:
         return command
     datasets = [data.Trajectories(run.data, name, 'train', 1, None) for name in run.datasets]
-    fields = {**shape_of_data(command.model, datasets), 'normalize': True}
-    fields = {name: value for name, value in fields.items() if name not in command.given}
-    model = dataclasses.replace(command.model, **fields)
+    fields = shape_of_data(command.model, datasets)
+    model = dataclasses.replace(command.model, **{
+        name: value for name, value in fields.items() if name not in command.given})
     announce_shape(command.model, model, datasets, processes)
     return command._replace(model=model)
 
@@ -121,22 +125,23 @@ def announce_shape(before, now, datasets, processes):
     """Print what of a model config has changed for the data, as flags, if anything has."""
     flags = [f'--{name} {show(getattr(now, name))}' for name in ('resolution', 'frames', 'channels')
              if getattr(now, name) != getattr(before, name)]
-    if now.normalize and not before.normalize:
-        flags.append('--normalize')
+    flags += ['--normalize'] * (now.normalize and not before.normalize)
     if flags:
         processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
     for grid in {dataset.space for dataset in datasets}:
         if now.resolution != grid and any(size % now.patch for size in grid):
-            processes.print(f'fields of {show(grid)} are interpolated to {show(now.resolution)}, whole patches of '
-                            f'{now.patch} points')
+            processes.print(f'fields of {show(grid)} are interpolated to {show(now.resolution)}, '
+                            f'whole patches of {now.patch} points')
 
 
 def open_splits(run, config, rows=None):
     """{split: [data.Trajectories]} of a run, of 'valid' those that exist. rows: of the training."""
-    def opened(split, rows=None):
-        return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows, config.dims)
-                for name in run.datasets if split != 'valid' or Path(run.data, name, 'valid.h5').exists()]
-    return {'train': opened('train', rows), 'test': opened('test'), 'valid': opened('valid')}
+    def opened(split, names=run.datasets, rows=None):
+        return [data.Trajectories(run.data, name, split, config.frames, config.channels, rows,
+                                  config.dims) for name in names]
+    valid = [name for name in run.datasets if Path(run.data, name, 'valid.h5').exists()]
+    train = opened('train', rows=rows)
+    return {'train': train, 'test': opened('test'), 'valid': opened('valid', valid)}
 
 
 def sampling_weights(names, recipe):
@@ -145,7 +150,7 @@ def sampling_weights(names, recipe):
     for name in given:                       # those of a preset that are absent here have no effect
         if name not in {*names, *configs.DATASETS}:
             raise InputError(f'--sampling {name}: there is no such dataset in the mixture'
-                             + configs.nearest(name, names))
+                             f'{configs.nearest(name, names)}')
     paper = {name: dataset.weight for name, dataset in configs.DATASETS.items()}
     return [given.get(name, paper.get(name, 1.0)) for name in names]
 
@@ -163,106 +168,95 @@ class Training(NamedTuple):
     metadata: dict              # of its checkpoints: {'config', 'data', 'dtype'}
 
 
-def complete(command, draws, processes, resumed=None):
-    """A Command with its steps, of an epoch of so many `draws`, its precision, and how often it is saved."""
-    model, recipe, run, *_ = command
-    steps = recipe.steps or math.ceil(recipe.epochs * draws / recipe.batch_size)
-    dtype = resumed['dtype'] if resumed else distributed.precision(run.dtype, processes, model.width)
-    save_every = run.save_every
-    if not resumed and 'save_every' not in command.given:
-        save_every = min(save_every, math.ceil(steps / 10))                 # or best.pt would have few to choose from
-    return command._replace(recipe=dataclasses.replace(recipe, steps=steps),
-                            run=dataclasses.replace(run, dtype=dtype, save_every=save_every))
-
-
 def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     """The Training of a Command; None: it is finished.
 
-    resumed: the last.pt of the run to go on with. pretrained: the checkpoint from whose weights a
-    new one starts. Both are as of `load_file`, and their tensors are let go.
+    resumed: the last.pt of the run that goes on. pretrained: the checkpoint from whose weights a
+    new one starts. Both are of `load_file`; their tensors are let go.
     """
-    datasets = splits['train']
-    frozen = bool(command.tune) and not command.tune['from_scratch']        # as are the routers then
-    for name, known in {'loss': LOSSES, 'optimizer': OPTIMIZERS}.items():
-        chosen = getattr(command.recipe, name)
+    config, recipe, run, given, _, tune = command
+    frozen = bool(tune) and not tune['from_scratch']                    # as are the routers then
+    for name, known in ('loss', LOSSES), ('optimizer', OPTIMIZERS):
+        chosen = getattr(recipe, name)
         if chosen not in known:
-            raise InputError(f'--{name} {chosen}: there is none of that name{configs.nearest(chosen, known)}')
-    few = command.recipe.batch_size < 2 * processes.world_size
-    if command.model.experts and not frozen and (command.run.accumulate > 1 or few):
-        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least 2 samples in each '
-                         'process; lower --batch_size instead of --accumulate')
+            raise InputError(f'--{name} {chosen}: there is none{configs.nearest(chosen, known)}')
+    few = recipe.batch_size < 2 * processes.world_size
+    if config.experts and not frozen and (run.accumulate > 1 or few):
+        raise InputError('--experts: the BatchNorm in the router needs whole batches of at least '
+                         '2 samples in each process; lower --batch_size instead of --accumulate')
     saved = resumed or pretrained or {}
-    headers = {name: data.read_headers(Path(command.run.data, name)) for name in command.run.datasets}
-    for dataset in datasets:
+    headers = {name: data.read_headers(Path(run.data, name)) for name in run.datasets}
+    for dataset in splits['train']:
         before = saved.get('data', {}).get(dataset.name, {}).get('train', {})
         named = before.get('source') and dataset.header['source']
-        same = named and not data.difference(dataset.header, before, '', '')[0]
-        if before and (resumed or same and 'units' in before):          # weights know these data by their numbers
+        same = resumed or named and not data.difference(dataset.header, before, '', '')[0]
+        if 'units' in before and same:                  # weights know these data by their numbers
             dataset.units = data.Units.read(before)
         headers[dataset.name]['train']['units'] = dataset.units.header()
     if resumed:
-        runs.require_same_data(resumed['data'], headers, command.run.data)
-    settings = runs.settings_of(command)
-    sampling = sampling_weights(command.run.datasets, command.recipe)
-    config = command.model
-    windows = data.Windows(datasets, config, sampling, command.recipe.seed)
-    command = complete(command, windows.draws, processes, resumed)
-    settings['run']['save_every'] = command.run.save_every
-    if resumed and resumed['scored'] == command.recipe.steps:
-        processes.print(f'the run in {command.run.out} is finished, at step {resumed["step"]}; there is nothing left '
-                        f'to do')
+        runs.require_same_data(resumed['data'], headers, run.data)
+    sampling = sampling_weights(run.datasets, recipe)
+    windows = data.Windows(splits['train'], config, sampling, recipe.seed)
+    steps = recipe.steps or math.ceil(recipe.epochs * windows.draws / recipe.batch_size)
+    if resumed and resumed['scored'] == steps:
+        processes.print(f'the run in {run.out} is finished, at step {resumed["step"]}; there is '
+                        f'nothing left to do')
         return None
-    torch.manual_seed(command.recipe.seed)
-    model = build(config, command.run.form, headers).to(processes.device)
+    if not resumed and 'save_every' not in given:       # or best.pt would have few to choose from
+        run = dataclasses.replace(run, save_every=min(run.save_every, math.ceil(steps / 10)))
+    settings = runs.settings_of(command._replace(run=run))
+    dtype = (resumed['dtype'] if resumed else
+             distributed.precision(run.dtype, processes, config.width))
+    command = command._replace(recipe=dataclasses.replace(recipe, steps=steps),
+                               run=dataclasses.replace(run, dtype=dtype))
+    torch.manual_seed(recipe.seed)
+    model = build(config, run.form, headers).to(processes.device)
     announce(model, windows, sampling, command, processes)
-    own_maps = '', 'learned', pretrained and pretrained['config']['model'].get('channel_maps')
     if pretrained:
         processes.print(start_from(model, pretrained))
+    own_maps = '', 'learned', pretrained and pretrained['config']['model'].get('channel_maps')
     if not resumed and config.channel_maps not in own_maps:
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
     if frozen:
         experts.freeze_routers(model)
-    optimizer = optimizer_of(model, command.recipe, processes.device, command.run.dtype)
+    optimizer = optimizer_of(model, recipe, processes.device, dtype)
     progress = runs.restore(resumed, model, optimizer) if resumed else runs.State()
-    saved.clear()                           # or the tensors would take their memory until the end of the run
-    metadata = {'config': settings, 'data': headers, 'dtype': command.run.dtype}
+    saved.clear()                               # or its tensors would stay until the end of the run
+    metadata = {'config': settings, 'data': headers, 'dtype': dtype}
     return Training(command, splits, windows, model, optimizer, progress, metadata)
 
 
 def announce(model, windows, sampling, command, processes):
     """Print the header: the network, the machine, the datasets and their shares of the draws."""
-    run = command.run
+    config, recipe, run, *_ = command
     hardware = f'{processes.world_size} x {processes.device.type}'
     if run.compile != 'off':
         hardware += ', compiled before the first step, which takes a minute or two'
     size = f'{aotpot.parameters(model):,} parameters'
-    if model.config.experts:
+    if config.experts:
         size += f', {experts.activated(model):,} of them activated'
-    processes.print(f'{model.config.title}, {size}, {show(model.config.resolution)} grid, {run.dtype} on {hardware}, '
-                    f'global batch {command.recipe.batch_size} -> {run.out}')
+    processes.print(f'{config.title}, {size}, {show(config.resolution)} grid, {run.dtype} on '
+                    f'{hardware}, global batch {recipe.batch_size} -> {run.out}')
     for dataset, weight, share in zip(windows.datasets, sampling, windows.share):
-        processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of {dataset.frames:>3} frames, '
-                        f'{show(dataset.space)}, weight {weight:g}: {share:.0%} of the draws')
+        processes.print(f'  {dataset.name:<34} {dataset.count:>6} trajectories of '
+                        f'{dataset.frames:>3} frames, {show(dataset.space)}, weight {weight:g}: '
+                        f'{share:.0%} of the draws')
 
 
 # ----------------------------------------------------------------------------------------- one step
 
 def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
-    """The learning rate of step 0..steps-1: it rises as a cosine from start * peak to peak, then
-    falls to end * peak.
+    """The learning rate of step 0..steps-1: a cosine from start * peak to peak, then to end * peak.
 
-    This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, as a function of the step,
-    without any state.
+    This is torch's OneCycleLR with DPOT's divisors and a fixed beta1, without any state.
     """
     top = warmup * steps - 1
     if steps == 1:
         return peak
     if step <= top:
-        low = start
-        phase = step / top if top else 1.0
+        low, phase = start, step / top if top else 1.0
     else:
-        low = end
-        phase = 1 - (step - top) / max(steps - 1 - top, 1)
+        low, phase = end, 1 - (step - top) / max(steps - 1 - top, 1)
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * phase)) / 2)
 
 
@@ -275,9 +269,8 @@ def relative_loss(prediction, windows, size):
 
 
 def change_loss(prediction, windows, size):
-    """`relative_loss` over the square root of ||u_T+1 - u_T|| / size, clamped to [0.01, 1].
-
-    So data that change slowly count as much as others. Not in the paper.
+    """`relative_loss` over the square root of ||u_T+1 - u_T|| / size, clamped to [0.01, 1], so that
+    data that change slowly count as much as others. Not in the paper.
     """
     change = relative_loss(windows[:, -2], windows, size).clamp(0.01, 1)
     return relative_loss(prediction, windows, size) / change.sqrt()
@@ -292,17 +285,16 @@ LOSSES = {'relative': relative_loss, 'change': change_loss, 'squared': squared_l
 
 
 def loss_of(prediction, batch, kind='relative', normalize=False):
-    """The error of the predicted next frame on evolving channels and native grid points, a mean
-    over the samples.
+    """The mean error of the next frames on evolving channels and native grid points.
 
-    prediction: (B, *space, C) of the samples of a data.Batch, in its order.
-    kind: one of LOSSES.
+    prediction: (B, *space, C) of the samples of a data.Batch, in its order. kind: one of LOSSES.
     normalize: whether an error counts relative to the fluctuation of the frame, and at most as many
         times as that exceeds the floor: a channel at rest is then one of many, or it would decide.
     """
     sizes = [len(windows) for windows in batch.windows]
+    parts = prediction.split(sizes), batch.windows, batch.floor.split(sizes)
     errors = []
-    for part, windows, floor in zip(prediction.split(sizes), batch.windows, batch.floor.split(sizes)):
+    for part, windows, floor in zip(*parts):
         native = data.resize(part[:, None], windows.shape[2:-1])[:, 0]
         target = windows[:, -1]
         size = data.size_of(data.fluctuation(target) if normalize else target, floor)
@@ -324,13 +316,12 @@ def autocast(run, device):
 def score_weights(training, log, processes):
     """Score the weights on valid.h5, or where there is none on test.h5, and log it.
 
-    They become best.pt if every dataset has a valid.h5 and their error is the lowest, and with
-    --keep step<N>.pt. The time does not count as training.
+    They become best.pt if every dataset has a valid.h5 and none were better, and with --keep
+    step<N>.pt. The time does not count as training.
     """
-    command, splits, _, model, _, progress, metadata = training
-    run = command.run
+    (_, recipe, run, *_), splits, _, model, _, progress, metadata = training
     split = 'valid' if splits['valid'] else 'test'
-    samples = data.samples_per_pass(command.recipe.batch_size, processes.world_size, run.accumulate)
+    samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     error = evaluate.validation_error(model, splits[split], processes, run.dtype, samples)
     progress.scored = progress.step
     names = [dataset.name for dataset in splits[split]]
@@ -344,7 +335,6 @@ def score_weights(training, log, processes):
     if run.keep and processes.rank == 0:
         save_file(weights, Path(run.out, f'step{progress.step}.pt'))
     log.append({'step': progress.step, split: error if math.isfinite(error) else None})
-    log.go_on()
 
 
 def is_due(step, command):
@@ -355,13 +345,11 @@ def is_due(step, command):
 def fit(training, network, batches, log, arrived, processes):
     """Minimise Eq. (3) until all steps are done, or a signal has come, which is returned, or 0.
 
-    network: the model, compiled and in DistributedDataParallel.
-    batches: yields a data.Batch for each of the --accumulate parts of a step.
-    arrived: a list of signals, which several processes compare when they write a line of the log.
+    network: the model, compiled and parallel. batches: yields a data.Batch for each part of a step.
+    arrived: the signals, which several processes compare when they write a line of the log.
     """
     command, _, windows, model, optimizer, progress, _ = training
-    recipe = command.recipe
-    run = command.run
+    config, recipe, run, *_ = command
     while True:
         if is_due(progress.step, command) and progress.step > progress.scored:
             score_weights(training, log, processes)
@@ -374,18 +362,21 @@ def fit(training, network, batches, log, arrived, processes):
         loss = 0.0
         for part, batch in enumerate(islice(batches, run.accumulate), start=1):
             if processes.world_size > 1:
-                network.require_backward_grad_sync = part == run.accumulate     # as DistributedDataParallel's no_sync
-            u = data.noisy_inputs(batch, command.model, recipe.noise)           # (B, T, *space, C)
+                # as DistributedDataParallel's no_sync
+                network.require_backward_grad_sync = part == run.accumulate
+            u = data.noisy_inputs(batch, config, recipe.noise)                  # (B, T, *space, C)
             with autocast(run, u.device):
                 prediction = network(u, batch.condition)                        # (B, *space, C)
-            of_part = loss_of(prediction.float(), batch, recipe.loss, command.model.normalize) / run.accumulate
+            of_part = loss_of(prediction.float(), batch, recipe.loss, config.normalize)
+            of_part = of_part / run.accumulate
             (of_part + recipe.balance * experts.balance_loss(model)).backward()
             loss += of_part.detach()
         norm = clip_grad_norm_(network.parameters(), recipe.grad_clip or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)   # which stay where the compiler and DDP expect them
         progress.step += 1
-        log.add(loss, norm, experts.after_step(model) if model.config.experts else norm.new_empty(0))
+        load = experts.after_step(model) if config.experts else norm.new_empty(0)
+        log.add(loss, norm, load)
         due = is_due(progress.step, command)
         stop = 0
         if due or progress.step % run.log_every == 0 or arrived and processes.world_size == 1:
@@ -400,8 +391,7 @@ def fit(training, network, batches, log, arrived, processes):
 def run_to_the_end(training, processes):
     """Train, and print the errors on the test data. Returns the exit code."""
     command, splits, windows, model, _, progress, metadata = training
-    recipe = command.recipe
-    run = command.run
+    _, recipe, run, *_ = command
     if progress.step == 0:
         runs.save(training, processes)
     if processes.rank == 0:
@@ -414,34 +404,38 @@ def run_to_the_end(training, processes):
         with autocast(run, processes.device):
             processes.print(memory.forecast(model.eval(), samples, run.accumulate))
     compiled = compile_model(model.train(), run, samples, processes.device)
-    numbers = data.numbers_of_rank(range(progress.step, recipe.steps), recipe.batch_size, processes.rank,
-                                   processes.world_size, run.accumulate)
+    numbers = data.numbers_of_rank(range(progress.step, recipe.steps), recipe.batch_size,
+                                   processes.rank, processes.world_size, run.accumulate)
     batches = data.batches(windows, numbers, processes.device, run.workers)
     arrived = []
 
     def note(number, _):
         arrived.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills the process
-    log.go_on()                                                 # compiling does not count
+        signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C after a signal kills
+    log.since = time.perf_counter()                         # compiling does not count
     with terminal.handling(terminal.SIGNALS, note), closing(batches):
-        # no name for the network of several processes: it has to go before the group that it uses, or both may wait
-        stop = fit(training, distributed.data_parallel(compiled, processes), batches, log, arrived, processes)
+        # the network of several processes has no name here: it has to go before the group that it
+        # uses, or both may wait
+        stop = fit(training, distributed.data_parallel(compiled, processes), batches, log, arrived,
+                   processes)
     if stop:
-        processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue with the same '
-                        f'command and --resume')
+        processes.print(f'stopped by {signal.Signals(stop).name} at step {progress.step}; continue '
+                        f'with the same command and --resume')
     else:
         trained = time.perf_counter()
         results = evaluate.score_all(model, splits['test'], processes, min(samples, 16))
         processes.print('\n'.join(evaluate.score_table(results)))
-        processes.print(f'{trained - started:.0f} s of training, {time.perf_counter() - trained:.0f} s of evaluation; '
-                        f'checkpoints in {run.out}')
+        processes.print(f'{trained - started:.0f} s of training, '
+                        f'{time.perf_counter() - trained:.0f} s of evaluation; checkpoints in '
+                        f'{run.out}')
     distributed.leave(processes)
     return 128 + stop if stop else 0
 
 
 def main():
     command = parse()
-    processes = distributed.setup(command.run.device, command.run.threads, runs.flat(runs.settings_of(command)))
+    processes = distributed.setup(command.run.device, command.run.threads,
+                                  runs.flat(runs.settings_of(command)))
     with files.lock(command.run.out, processes):
         resumed = runs.checkpoint_to_resume(command.run, processes)
         pretrained = None
@@ -452,7 +446,8 @@ def main():
         command = command._replace(run=with_data(command.run, command.size, processes))
         if not resumed:
             command = fitted(command, processes)
-        training = new_or_continued(command, open_splits(command.run, command.model), processes, resumed, pretrained)
+        splits = open_splits(command.run, command.model)
+        training = new_or_continued(command, splits, processes, resumed, pretrained)
         return run_to_the_end(training, processes) if training else 0
 
 

@@ -1,18 +1,24 @@
-"""How fast the network is on this machine, beside the plain one and the code of DPOT or MoE-POT.
+"""How fast this machine computes and reads, beside the plain network, other forms and peers.
 
-    python -m lab.bench step                        the forward pass and the train step of `tiny`
-    python -m lab.bench step --compile graphs       also the same compiled, and as CUDA graphs
-    python -m lab.bench latency --size small --peer ../DPOT         a forward pass at batch 1
+    python -m lab.bench step                            the forward pass and the train step of `tiny`
+    python -m lab.bench step --compile graphs           also the same compiled, and as CUDA graphs
+    python -m lab.bench step --peer paper FNO ../DPOT   also aotpot.py as printed, and other networks
+    python -m lab.bench latency --size small            a forward pass at batch 1
+    python -m lab.bench optimizer --size mini           a step of Muon, AdamW and torch.optim.Muon
+    python -m lab.bench read --batch_size 20            a batch from a file, of windows as in training
 
-The networks take turns, so that the ratio of their times hardly depends on what else the machine
-does. On a GPU that has bf16, ours take it. --peer is a checkout of github.com/HaoZhongkai/DPOT, for
-sizes with experts of github.com/haiyangxin/MoEPOT; both need einops.
+What is compared takes turns, so that the ratio of two times hardly depends on what else the machine
+does. On a GPU that has bf16, our networks take it. A --peer is `paper`, a network of
+nets/baselines.py, or a checkout of github.com/HaoZhongkai/DPOT, for sizes with experts of
+github.com/haiyangxin/MoEPOT, which need einops.
 """
 import dataclasses
 import importlib
+import itertools
 import json
 import platform
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,8 +26,11 @@ import numpy as np
 import torch
 
 import configs
+import data
 from nets import experts
-from nets.build import build
+from nets.baselines import BASELINES
+from nets.build import build, optimizer_of
+from nets.muon import Muon
 from runtime import distributed, files, terminal
 
 WARMUP = 2                                                  # rounds, which record a CUDA graph
@@ -44,52 +53,97 @@ def peer_network(folder, config):
         time_agg='exp_mlp')
 
 
-def function(kind, name, args, config, device):
-    """A function that runs a 'forward' pass without gradients, or a 'train step': both passes.
-
-    name: 'aot' or 'plain', perhaps with 'compiled' or 'graph', or 'peer', eager and in fp32.
+def passes(kind, args, config, device):
+    """Yield the name of each network and a function that runs its 'forward' pass without gradients,
+    or both passes, a 'train step'.
     """
-    residual, *mode = name.split()
-    torch.manual_seed(0)
-    u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
-    if name == 'peer':
-        model = peer_network(args.peer, config)
-        u = u.permute(0, 2, 3, 1, 4).contiguous()
-    else:
-        model = build(dataclasses.replace(config, residual=residual))
     training = kind == 'train step'
-    model = model.to(device).train(training)
-    if mode:
-        model.compile(mode='reduce-overhead' if mode == ['graph'] else 'default')
-    bf16 = args.dtype == 'bf16' and name != 'peer'
+    for name in [name + form for form in FORMS[args.compile] for name in ('aot', 'plain')] + args.peer:
+        first, *mode = name.split()
+        torch.manual_seed(0)
+        u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
+        ours = first in ('aot', 'plain', 'paper')
+        if ours:
+            residual, form = {'plain': ('plain', 'fast'), 'paper': ('aot', 'paper')}.get(first, ('aot', 'fast'))
+            model = build(dataclasses.replace(config, residual=residual), form)
+        elif name in BASELINES:
+            model = build(configs.model(args.size, network=name))
+        else:
+            model = peer_network(name, config)
+            u = u.permute(0, 2, 3, 1, 4).contiguous()
+        model = model.to(device).train(training)
+        if mode:
+            model.compile(mode='reduce-overhead' if mode == ['graph'] else 'default')
 
-    def run():
-        with (torch.autocast(device.type, torch.bfloat16, enabled=bf16),
-              torch.set_grad_enabled(training)):
-            prediction = model(u)
-        if training:
-            prediction = prediction[0] if name == 'peer' else prediction
-            loss = prediction.float().square().mean() + experts.balance_loss(model)
-            loss.backward()
-            model.zero_grad()
-    return run
+        def run(model=model, u=u, bf16=ours and args.dtype == 'bf16'):
+            with (torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+                  torch.set_grad_enabled(training)):
+                prediction = model(u)
+            if training:
+                prediction = prediction[0] if isinstance(prediction, tuple) else prediction
+                loss = prediction.float().square().mean() + experts.balance_loss(model)
+                loss.backward()
+                model.zero_grad()
+        yield name, run
 
 
-def compare(kind, names, args, config, device):
-    """{name: {what: number}}: the median times of functions, and medians of ratios to others."""
+def optimizer_steps(kind, args, config, device):
+    """Yield the name of each optimizer and its step, of two for the parameters of two axes alone."""
+    of_torch = ['torch.optim.Muon'] if hasattr(torch.optim, 'Muon') else []
+    for name in ['muon', 'adamw', 'muon, 2-D', *of_torch]:
+        model = build(config).to(device)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+        if name in of_torch:
+            optimizer = torch.optim.Muon(matrices, lr=1e-3)
+        elif name == 'muon, 2-D':
+            optimizer = Muon({'matrix': matrices}, [], lr=1e-3)
+        else:
+            recipe = configs.recipe(args.size, optimizer=name)
+            optimizer = optimizer_of(model, recipe, device, args.dtype)
+        yield name, optimizer.step
+
+
+def batches_read(kind, args, config, device):
+    """Yield names and functions: a batch of windows from a file, and as copies from the memory."""
+    T = config.frames
+    u = np.zeros((16, T + 11, *config.resolution, config.channels), np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        data.write(f'{folder}/made', u, u[:1])
+        dataset = data.Trajectories(folder, 'made', 'train', T, config.channels)
+    windows = data.Windows([dataset], config, [1], seed=0)
+    numbers = data.numbers_of_rank(itertools.count(), args.batch_size)
+
+    def copies():
+        drawn = map(windows.draw, next(numbers))
+        return np.stack([u[i, first:first + T + 1] for _, i, first, _ in drawn])
+    yield 'file', lambda: windows[next(numbers)]
+    yield 'memory', copies
+
+
+KINDS = {                       # {command: {what is measured: the function that yields what takes turns}}
+    'step': {'forward': passes, 'train step': passes},
+    'latency': {'forward': passes},
+    'optimizer': {'optimizer step': optimizer_steps},
+    'read': {'batch': batches_read}}
+
+
+def compare(kind, functions, args, config, device):
+    """{name: {what: number}}: the median times of functions, and medians of their ratios to others."""
+    cuda = device.type == 'cuda'
     calls = {}
     rows = {}
-    cuda = device.type == 'cuda'
-    for name in names:
+    for name, call in functions(kind, args, config, device):
+        call()                                             # in which a compiled network is compiled
+        calls[name] = call
         rows[name] = {}
         if cuda:
             torch.cuda.reset_peak_memory_stats(device)
             held = torch.cuda.memory_allocated(device)
-        calls[name] = function(kind, name, args, config, device)
-        calls[name]()                                      # in which a compiled network is compiled
-        if cuda:
-            rows[name]['peak MB'] = (torch.cuda.max_memory_allocated(device) - held) / 1e6
-    times = {name: [] for name in names}                                # milliseconds
+            call()
+            rows[name] = {'peak MB': (torch.cuda.max_memory_allocated(device) - held) / 1e6}
+    times = {name: [] for name in calls}                                # milliseconds
     for _ in terminal.Progress(range(WARMUP + args.repeats), desc='measuring', leave=False):
         for name, call in calls.items():
             start = time.perf_counter()
@@ -100,28 +154,25 @@ def compare(kind, names, args, config, device):
     times = {name: np.array(of_name[WARMUP:]) for name, of_name in times.items()}
     for name, row in rows.items():
         row['ms'] = np.median(times[name])
-        plain = name.replace('aot', 'plain').replace('peer', 'plain')
-        row['of plain'] = np.median(times[name] / times[plain])
-        if 'peer' in times:
-            row['of peer'] = np.median(times[name] / times['peer'])
+        row |= {f'of {other}': np.median(times[name] / times[other]) for other in times}
     return rows
 
 
 def main():
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
-    add('command', choices=('step', 'latency'),
-        help='step: of training; latency: of a prediction at batch 1')
+    add('command', choices=KINDS, help='what is measured, see above')
     add('--size', default='tiny', choices=list(configs.SIZES), help='preset of the network [tiny]')
     add('--batch_size', type=int, help='samples [8; latency 1]')
     add('--compile', default='off', choices=FORMS,
         help='on: also ours, compiled; graphs: also as CUDA graphs [off]')
     add('--repeats', type=int, help='rounds [10; latency 50, and 1200 in the paper]')
-    add('--peer', default='', metavar='DIR', help='also the code in a checkout of DPOT or MoE-POT')
+    add('--peer', default=[], nargs='+', metavar='X', help='other networks that take turns')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     args = parser.parse_args()
-    kinds, usual = {'step': (('forward', 'train step'), dict(batch_size=8, repeats=10)),
-                    'latency': (('forward',), dict(batch_size=1, repeats=50))}[args.command]
+    usual = dict(batch_size=8, repeats=10)
+    if args.command == 'latency':
+        usual = dict(batch_size=1, repeats=50)
     for name, number in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, number)
@@ -129,10 +180,9 @@ def main():
     processes = distributed.setup(args.device)
     device = processes.device
     args.dtype = distributed.precision('auto', processes)
-    names = [name + form for form in FORMS[args.compile] for name in ('aot', 'plain')]
-    names += ['peer'] if args.peer else []
     config = configs.model(args.size)
-    tables = {kind: compare(kind, names, args, config, device) for kind in kinds}
+    tables = {kind: compare(kind, functions, args, config, device)
+              for kind, functions in KINDS[args.command].items()}
     name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()
     machine = f'{name}, {torch.get_num_threads()} CPU threads, PyTorch {torch.__version__}'
     for title, rows in tables.items():

@@ -4,7 +4,6 @@
 
 Shapes: T input frames, F frames, H W grid points, C channels.
 """
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,39 +25,32 @@ EQUATIONS = {                                               # (dataset, channel)
 }
 
 
-def plot_equations(columns, seen, step):
-    """Truth above prediction at one step, a column for each of {name: fields (F, 2, H, W)}.
-
-    seen: how many frames the network was given.
-    """
-    size = (1.55 * len(columns), 3.7)
-    figure, axes = figures.pyplot().subplots(2, len(columns), figsize=size, squeeze=False)
-    for (name, fields), (above, below) in zip(columns.items(), axes.T):
-        limits, colormap = figures.scale_of_colours(fields[:, 0])
-        v, u = fields[step - 1]
-        figures.draw_field(above, v, limits, colormap, colours=36)
-        figures.draw_field(below, u, limits, colormap, colours=36)
-        above.set_title(name)
-        below.set_xlabel(f'error {(u - v).norm() / v.norm():.3f}')
-    axes[0, 0].set_ylabel('truth')
-    axes[1, 0].set_ylabel('prediction')
-    figure.suptitle(f'step {step} of {STEPS}: the network saw {seen} true frames before step 1, '
-                    'and none since')
-    return figure
-
-
 def main():
     terminal.Parser(description=__doc__).parse_args()
     model = evaluate.load('weights/mini.pt')
     T = model.config.frames
-    columns = {}
-    for (dataset, channel), name in EQUATIONS.items():
+    forecasts = []                                          # truth and prediction (F, 2, H, W)
+    for dataset, channel in EQUATIONS:
         plan = generate.plan(dataset, 'mini', frames=T + STEPS, seed=123)
         frames = torch.from_numpy(generate.simulate(plan, 'test', [0]))     # (1, T+STEPS, H, W, C)
         c = configs.DATASETS[dataset].channels.index(channel)
         prediction = evaluate.rollout(model, frames[:, :T], STEPS, dataset)
-        columns[name] = torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1)
-    plot = partial(plot_equations, columns, T)
+        forecasts.append(torch.stack([frames[0, T:, ..., c], prediction[0, ..., c]], 1))
+
+    def plot(step):
+        figure, axes = figures.pyplot().subplots(2, 6, figsize=(9.3, 3.7))
+        for name, fields, (above, below) in zip(EQUATIONS.values(), forecasts, axes.T):
+            scale = figures.scale_of_colours(fields[:, 0])
+            v, u = fields[step - 1]
+            figures.draw_field(above, v, *scale, colours=36)
+            figures.draw_field(below, u, *scale, colours=36)
+            above.set_title(name)
+            below.set_xlabel(f'error {(u - v).norm() / v.norm():.3f}')
+        axes[0, 0].set_ylabel('truth')
+        axes[1, 0].set_ylabel('prediction')
+        figure.suptitle(f'step {step} of {STEPS}: the network saw {T} true frames before step 1, '
+                        'and none since')
+        return figure
     figures.animate(Path('docs/figures/equations.gif'), plot, STEPS, duration=300)
 
 

@@ -4,7 +4,7 @@
                                         with further runs beside one another
 
 Only functions that draw import this module.
-Shapes: H W grid points, L sub-layers, S streams, T (L, S, S), F frames.
+Shapes: H W grid points, L sub-layers, S streams, F frames.
 """
 import importlib.util
 import io
@@ -32,21 +32,39 @@ def pyplot():
     return plt
 
 
-def is_new(path):
-    """Whether there is no such file yet; else a line says that it stays."""
+def write_picture(path, save):
+    """Write a picture by save(part), unless there is one; then a line says that it stays."""
     if path.exists():
-        terminal.warn(f'{path}: this picture is there and stays as it is; delete it, or draw into another folder')
-    return not path.exists()
+        terminal.warn(f'{path}: this picture is there and stays as it is; delete it, or draw into '
+                      'another folder')
+    else:
+        with files.replacing(path) as part:
+            save(part)
+        print(f'drew {path}', flush=True)
+    pyplot().close('all')
 
 
 def save_figure(folder, name, figure):
-    """Write a figure as folder/name.png, unless there is one."""
-    path = Path(folder) / f'{name}.png'
-    if is_new(path):
-        with files.replacing(path) as part:
-            figure.savefig(part, format='png')
-        print(f'drew {path}', flush=True)
-    pyplot().close('all')
+    """Write a figure as folder/name.png."""
+    write_picture(Path(folder, f'{name}.png'), lambda part: figure.savefig(part, format='png'))
+
+
+def animate(path, plot, steps, duration=125):
+    """Write a GIF of the figures plot(step), for at most FRAMES of the steps from 1 on.
+
+    duration: of a figure, in milliseconds.
+    """
+    def save(part):
+        from PIL import Image
+        pages = []
+        for step in range(1, steps + 1, math.ceil(steps / FRAMES)):
+            page = io.BytesIO()
+            plot(step).savefig(page, dpi=80)
+            pyplot().close('all')
+            pages.append(Image.open(page).convert('RGB'))
+        pages[0].save(part, format='gif', save_all=True, append_images=pages[1:],
+                      duration=duration, loop=0)
+    write_picture(path, save)
 
 
 def plot_runs(logs):
@@ -67,25 +85,28 @@ def plot_runs(logs):
     return figure
 
 
-def plot_mappings(steps, kept):
-    """What the blocks do to the inputs of each dataset: a line over the sub-layers for each of {name: (L,)}.
+def plot_mappings(d, T):
+    """What the blocks do to the inputs of each dataset: a line over the sub-layers for each.
 
-    steps: the mean of d. kept: the mean of the diagonal of T.
+    d: {name: (N, L, S)} and T: {name: (N, L, S, S)} of N inputs, of which means are drawn.
     """
     figure, axes = pyplot().subplots(2, figsize=(7, 6), sharex=True)
-    panels = ((steps, 'Step: how much of its output a sub-layer adds', 'mean of d, at most 2'),
-              (kept, 'Memory: the share of itself that a stream keeps', 'mean diagonal of T, at most 1'))
-    for ax, (values, title, label) in zip(axes, panels):
-        for k, (name, of_layers) in enumerate(values.items()):
-            L = len(of_layers)
-            ax.plot(range(1, L + 1), of_layers, 'os^Dv<>P'[k % 8] + '-', color=f'C{k % 10}', markersize=5, label=name)
+    kept = {name: of_inputs.diagonal(dim1=2, dim2=3) for name, of_inputs in T.items()}
+    for ax, values, title, label in (
+            (axes[0], d, 'Step: how much of its output a sub-layer adds', 'mean of d, at most 2'),
+            (axes[1], kept, 'Memory: the share of itself that a stream keeps',
+             'mean diagonal of T, at most 1')):
+        for k, (name, of_streams) in enumerate(values.items()):
+            means = of_streams.mean((0, 2))
+            numbers = range(1, len(means) + 1)
+            ax.plot(numbers, means, 'os^Dv<>P'[k % 8] + '-', color=f'C{k}', ms=5, label=name)
         ax.set_title(title, loc='left')
         ax.set(ylabel=label, ylim=(0, None))
         ax.grid(alpha=0.3)
-    below = axes[1]
-    below.set_xticks(range(1, L + 1), [f'{l}\n{"MLP" if l % 2 == 0 else "mixer"}' for l in range(1, L + 1)])
-    below.set_xlabel('sub-layer')
-    figure.legend(*below.get_legend_handles_labels(), loc='outside right center', title='dataset', fontsize=8)
+    ax.set_xticks(numbers, [f'{l}\n{"mixer" if l % 2 else "MLP"}' for l in numbers])
+    ax.set_xlabel('sub-layer')
+    figure.legend(*ax.get_legend_handles_labels(), loc='outside right center', title='dataset',
+                  fontsize=8)
     return figure
 
 
@@ -93,8 +114,9 @@ def scale_of_colours(truth):
     """The limits and the map of the colours of a field: round 0 if it has both signs."""
     low = truth.min().item()
     high = truth.max().item()
-    if low < 0 < high and min(-low, high) > 0.1 * max(-low, high):
-        return (-max(-low, high), max(-low, high)), 'RdBu_r'
+    largest = max(-low, high)
+    if low < 0 < high and min(-low, high) > 0.1 * largest:
+        return (-largest, largest), 'RdBu_r'
     return (low, high), 'viridis'
 
 
@@ -108,33 +130,36 @@ def draw_field(ax, u, limits, colormap, colours=256):
 
 
 def plot_fields(fields, steps, title, colours=256):
-    """The truth, the prediction and its error, a row for each of the steps.
+    """The truth, the prediction and its error, or a forecast alone, a row for each of the steps.
 
-    fields: (F, 2, H, W), truth and prediction at the steps from 1 on. x points to the right, y up.
-    Both have the range of all of the truth, and the error has the colours of half of that.
+    fields: (F, 2 or 1, H, W) at the steps from 1 on. x points to the right, y up. All have the
+    range of all of the truth, and the error has the colours of half of that.
     Of a field in one dimension, H = 1, there is one row with images of place and time.
     """
     line = fields.shape[2] == 1
     if line:
-        fields = fields.permute(2, 1, 3, 0)                             # (1, 2, W, F)
+        fields = fields.swapaxes(0, 2).swapaxes(2, 3)                   # (1, 2, W, F)
         steps = [1]
     H, W = fields.shape[-2:]
-    size = (7.5, 3 if line else 0.8 + 2 * len(steps) * W / H)
-    figure, axes = pyplot().subplots(len(steps), 3, squeeze=False, figsize=size)
+    labels = ('truth', 'prediction', '|error|') if fields.shape[1] == 2 else ('forecast',)
+    size = (4 if len(labels) == 1 else 7.5, 3 if line else 0.8 + 2 * len(steps) * W / H)
+    figure, axes = pyplot().subplots(len(steps), len(labels), squeeze=False, figsize=size)
     figure.suptitle(title)
     limits, colormap = scale_of_colours(fields[:, 0])
     of_error = (0, (limits[1] - limits[0]) / 2)
-    for (left, middle, right), step in zip(axes, steps):
-        v, u = fields[step - 1]
-        draw_field(left, v, limits, colormap, colours)
-        field = draw_field(middle, u, limits, colormap, colours)
-        error = draw_field(right, (u - v).abs(), of_error, 'magma', colours)
-        left.set_ylabel(f'step {step}')
-        middle.set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
-    for ax, label in zip(axes[0], ('truth', 'prediction', '|error|')):
+    for row, step in zip(axes, steps):
+        for ax, u in zip(row, fields[step - 1]):
+            field = draw_field(ax, u, limits, colormap, colours)
+        row[0].set_ylabel(f'step {step}')
+        if len(row) == 3:
+            v, u = fields[step - 1]
+            row[1].set_xlabel(f'L2RE {(u - v).norm() / v.norm():.3f}')
+            error = draw_field(row[2], (u - v).abs(), of_error, 'magma', colours)
+    for ax, label in zip(axes[0], labels):
         ax.set_title(label)
     figure.colorbar(field, ax=axes[:, :2], aspect=40, fraction=0.05, pad=0.02)
-    figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
+    if len(labels) == 3:
+        figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
     up = f'{W} steps' if line else f'step {steps[-1]}\ny, {W} points'
     axes[-1, 0].set(xlabel=f'x, {H} points', ylabel=up)
     for ax in axes.flat if line else ():
@@ -142,39 +167,12 @@ def plot_fields(fields, steps, title, colours=256):
     return figure
 
 
-def animate(path, plot, steps, duration=125):
-    """Write a GIF of the figures `plot(step)`, for at most FRAMES of the steps from 1 on, unless
-    there is one.
-
-    duration: of a figure, in milliseconds.
-    """
-    from PIL import Image
-    if not is_new(path):
-        return
-    pages = []
-    for step in range(1, steps + 1, math.ceil(steps / FRAMES)):
-        page = io.BytesIO()
-        plot(step).savefig(page, dpi=80)
-        pyplot().close('all')
-        pages.append(Image.open(page).convert('RGB'))
-    with files.replacing(path) as part:
-        pages[0].save(part, format='gif', save_all=True, append_images=pages[1:],
-                      duration=duration, loop=0)
-    print(f'drew {path}', flush=True)
-
-
 def draw_forecast(u, title, folder):
-    """Draw the first, the middle and the last frame of a forecast u (F, *space) as folder/forecast.png."""
+    """Draw the first, middle and last frame of a forecast u (F, *space) as folder/forecast.png."""
     u = u[..., u.shape[-1] // 2] if u.ndim == 4 else u
+    u = u.reshape(len(u), 1, -1, u.shape[-1])                           # (F, 1, H, W)
     steps = sorted({1, (len(u) + 1) // 2, len(u)})
-    limits, colormap = scale_of_colours(u)
-    figure, axes = pyplot().subplots(1, len(steps), figsize=(3 * len(steps), 3), squeeze=False)
-    for ax, step in zip(axes[0], steps):
-        image = draw_field(ax, u[step - 1], limits, colormap)
-        ax.set_title(f'step {step}')
-    figure.suptitle(title)
-    figure.colorbar(image, ax=axes)
-    save_figure(folder, 'forecast', figure)
+    save_figure(folder, 'forecast', plot_fields(u, steps, title))
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):

@@ -8,7 +8,7 @@ Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datas
 whose row is the new stream.
 """
 import math
-from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 
 import torch
 
@@ -26,17 +26,6 @@ def mappings(model):
     return [module for module in model.modules() if isinstance(module, aotpot.Mappings)]
 
 
-@contextmanager
-def observed(model, mapping='T'):
-    """Yield a list that a forward pass fills with T (B, S, S) of each sub-layer, or a or d (B, S)."""
-    values = []
-    with ExitStack() as stack:
-        for module in mappings(model):
-            stack.enter_context(module.register_forward_hook(
-                lambda module, inputs, outputs: values.append(outputs['adT'.index(mapping)])))
-        yield values
-
-
 def evenly_spaced_inputs(dataset, limit):
     """At most `limit` inputs, (trajectory, first frame), over trajectories, then over frames."""
     count = dataset.count
@@ -46,21 +35,26 @@ def evenly_spaced_inputs(dataset, limit):
 
 
 @torch.no_grad()
-def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32', mapping='T'):
-    """What is `observed` in a step from N inputs, (N, L, ...)."""
+def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
+    """d (N, L, S) and T (N, L, S, S) in a step from N inputs."""
+    sublayers = []                                  # the (a, d, T) of each, in one batch
+    hooks = [module.register_forward_hook(lambda *call: sublayers.append(call[-1]))
+             for module in mappings(model)]
     places = evenly_spaced_inputs(dataset, limit)
-    values = []
     predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
-    batches = range(0, len(places), batch_size)
-    for first in Progress(batches, desc=dataset.name, disable=processes.rank > 0, leave=False):
-        frames = dataset.windows(places[first:first + batch_size], model.config.frames).to(processes.device)
-        with observed(model, mapping) as of_batch:
-            predictor.step(predictor.state(frames))
-        values.append(torch.stack(of_batch, 1).cpu().double())
-    values = torch.cat(values)
-    if not values.isfinite().all():
-        raise InputError(f'--checkpoint: {mapping} is not finite on {dataset.name}: nothing to interpret')
-    return values
+    batches = []
+    starts = range(0, len(places), batch_size)
+    for first in Progress(starts, desc=dataset.name, disable=processes.rank > 0, leave=False):
+        frames = dataset.windows(places[first:first + batch_size], model.config.frames)
+        sublayers.clear()
+        predictor.step(predictor.state(frames.to(processes.device)))
+        batches.append([torch.stack(of_all, 1).cpu().double() for of_all in zip(*sublayers)])
+    for hook in hooks:
+        hook.remove()
+    _, d, T = map(torch.cat, zip(*batches))
+    if not (d.isfinite().all() and T.isfinite().all()):
+        raise InputError(f'--checkpoint: d or T is not finite on {dataset.name}')
+    return d, T
 
 
 def gains(T):
@@ -70,11 +64,9 @@ def gains(T):
     backward: the largest column sum, which bounds that of the gradient.
     ..._composite: the same of T_L ... T_l (App. C.14).
     """
-    products = [T[:, -1]]
-    for T_l in reversed(T[:, :-1].unbind(1)):
-        products.insert(0, products[0] @ T_l)
+    products = [*accumulate(reversed(T.unbind(1)), torch.matmul)]       # from T_L to T_L ... T_1
     gain = {}
-    for kind, matrices in (('', T), ('_composite', torch.stack(products, 1))):
+    for kind, matrices in (('', T), ('_composite', torch.stack(products[::-1], 1))):
         gain[f'forward{kind}'] = matrices.abs().sum(-1).amax(-1)
         gain[f'backward{kind}'] = matrices.abs().sum(-2).amax(-1)
     return gain
@@ -82,14 +74,11 @@ def gains(T):
 
 def gains_table(gain):
     """The mean and max of `gains` over the samples: lines of a table, and {name: {kind: list}}."""
-    report = {}
-    L = gain['forward'].shape[1]
-    rows = {f'{l + 1:>3} {"MLP" if l % 2 else "mixer"}': {} for l in range(L)}
-    for name, values in gain.items():
-        report[name] = {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()}
-        for kind, numbers in report[name].items():
-            for row, number in zip(rows.values(), numbers):
-                row[f'{name}\n{kind}'] = number
+    report = {name: {'mean': values.mean(0).tolist(), 'max': values.amax(0).tolist()}
+              for name, values in gain.items()}
+    rows = {f'{l + 1:>3} {"MLP" if l % 2 else "mixer"}': {
+        f'{name}\n{kind}': numbers[l] for name, kinds in report.items()
+        for kind, numbers in kinds.items()} for l in range(gain['forward'].shape[1])}
     return terminal.table('Amax gain\nsub-layer', rows), report
 
 
@@ -102,35 +91,32 @@ def classify(T, datasets, unseen=()):
     datasets: their data.Trajectories. FNO's 2-D Navier-Stokes are one group, PDEBench's another.
     unseen: names of datasets that are groups of their own all the same.
     """
-    groups = []
-    labels = []                                             # the group of each input
-    fit = []                                                # whether it is for the means
+    groups = {}                                             # {name: [those for the mean], [others]}
     for dataset in datasets:
         name = dataset.name
-        N = len(T[name])
-        if min(N, dataset.count) < 2:
+        values = T[name].flatten(1)
+        if min(len(values), dataset.count) < 2:
             raise InputError(f'--datasets: {name} has one trajectory; '
                              'it needs one for the mean and one to classify')
+        places = evenly_spaced_inputs(dataset, len(values))
+        odd = torch.tensor([trajectory % 2 for trajectory, _ in places])
         if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) and name not in unseen:
             name = name[:8]
-        if name not in groups:
-            groups.append(name)
-        labels += [groups.index(name)] * N
-        fit += [trajectory % 2 == 0 for trajectory, _ in evenly_spaced_inputs(dataset, N)]
+        for half, of_group in enumerate(groups.setdefault(name, ([], []))):
+            of_group.append(values[odd == half])
     G = len(groups)
-    labels = torch.tensor(labels)
-    fit = torch.tensor(fit)
-    features = torch.cat([T[dataset.name] for dataset in datasets]).flatten(1)
-    means = torch.stack([features[fit & (labels == g)].mean(0) for g in range(G)])
-    nearest = torch.cdist(features[~fit], means).argmin(1)
-    confusion = torch.bincount(G * labels[~fit] + nearest, minlength=G * G).view(G, G)
-    right = (confusion.diagonal() / confusion.sum(1)).tolist()
-    accuracy = sum(right) / G
+    means = torch.stack([torch.cat(fit).mean(0) for fit, _ in groups.values()])
+    right = {}
     rows = {}
-    for g, name in enumerate(groups):
-        counts = enumerate(confusion[g].tolist(), start=1)
-        rows[f'({g + 1}) {name}'] = {'right': right[g], **{f'({i})': count for i, count in counts}}
-    report = {'groups': groups, 'right': dict(zip(groups, right)), 'confusion': confusion.tolist(),
+    confusion = []
+    for g, (name, (_, others)) in enumerate(groups.items()):
+        nearest = torch.cdist(torch.cat(others), means).argmin(1)
+        confusion.append(nearest.bincount(minlength=G).tolist())
+        right[name] = confusion[g][g] / len(nearest)
+        rows[f'({g + 1}) {name}'] = {'right': right[name], **{
+            f'({i})': count for i, count in enumerate(confusion[g], start=1)}}
+    accuracy = sum(right.values()) / G
+    report = {'groups': list(groups), 'right': right, 'confusion': confusion,
               'accuracy': accuracy, 'mean': {name: T[name].mean(0).tolist() for name in T}}
     line = f'nearest mean T: accuracy {accuracy:.3f} of {G} groups, chance {1 / G:.3f}'
     return [line, *terminal.table('true group / nearest', rows, '.3f')], report
@@ -155,14 +141,14 @@ def main():
         raise InputError(f'--checkpoint: {trained.path} was trained on one of --unseen '
                          + ' '.join(args.unseen))
     names = args.datasets or trained.datasets or data.find(args.data or trained.data, split='test')
-    names = [*configs.datasets_of(names), *args.unseen]         # in --data, too, which may hold others
+    names = [*configs.datasets_of(names), *args.unseen]
     datasets = evaluate.open_tests(trained, names, args, processes)
     datasets.sort(key=lambda dataset: dataset.name in args.unseen)
-
-    def observe_all(mapping):
-        return {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size,
-                                      args.dtype, mapping) for dataset in datasets}
-    T = observe_all('T')
+    d = {}
+    T = {}
+    for dataset in datasets:
+        d[dataset.name], T[dataset.name] = observe(
+            model, dataset, processes, args.samples, args.batch_size, args.dtype)
     if args.gains:
         gain = gains(torch.cat([T[name] for name in T if name not in args.unseen]))
         table, report['gains'] = gains_table(gain)
@@ -172,9 +158,7 @@ def main():
         processes.print('\n'.join(table))
         if args.figures:
             from lab import figures
-            steps = {name: d.mean((0, 2)) for name, d in observe_all('d').items()}      # (L,) each
-            kept = {name: of_set.diagonal(dim1=2, dim2=3).mean((0, 2)) for name, of_set in T.items()}
-            figure = figures.plot_mappings(steps, kept)
+            figure = figures.plot_mappings(d, T)
             figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
     evaluate.finish(args, processes, trained, report)
 

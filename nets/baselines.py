@@ -1,8 +1,7 @@
 """Other networks, with the data, loop, metrics and tables of AOT-POT: `train.py --network UNet`.
 
 A network is made of a ModelConfig and maps u (B, T, *space, C) to the next frame (B, *space, C),
-whatever the condition of AOTPOT.forward. These take their sizes from the fields that they share with
-AOT-POT. To add one, write its class and a line of BASELINES.
+whatever the condition of AOTPOT.forward. To add one, write its class and a line of BASELINES.
 """
 import math
 
@@ -64,10 +63,9 @@ class FNO(nn.Module):
             from neuralop.models import FNO as Network
         except ImportError as error:
             raise InputError(f'network FNO: {error}; pip install neuraloperator') from None
-        grid = [N // config.patch for N in config.resolution]
-        modes = tuple(max(1, min(2 * config.modes, n)) for n in grid)   # of both signs
+        modes = [max(1, min(2 * config.modes, N // config.patch)) for N in config.resolution]
         C = config.channels
-        self.network = Network(n_modes=modes, in_channels=config.frames * C, out_channels=C,
+        self.network = Network(n_modes=tuple(modes), in_channels=config.frames * C, out_channels=C,
                                hidden_channels=max(1, config.width // 8), n_layers=config.depth)
 
     def state_dict(self, *args, **options):

@@ -1,11 +1,11 @@
-"""The network of a config: that of aotpot.py, the same in less work, or another one; compiled; its optimizer."""
+"""The network of a config: that of aotpot.py, in less work, or another; compiled; its optimizer."""
 import warnings
 
 import torch
 from torch import nn
 
 from aotpot import AOTPOT, FourierMixer, TemporalAggregation
-from configs import InputError
+from configs import InputError, nearest
 from nets import fast, sinkhorn_kernel  # noqa: F401, whose import gives `sinkhorn` its kernel
 from nets.baselines import BASELINES
 from nets.experts import Experts
@@ -21,18 +21,18 @@ def build(config, form='fast', headers=None):
     headers: its attribute `data`, of the training's files, {name: data.read_headers}.
     Raises InputError for an unknown network or a missing package.
     """
-    if config.network in BASELINES:
-        model = BASELINES[config.network](config)
-        model.config = config
-    elif config.network == 'aotpot':
+    if config.network == 'aotpot':
         difference = fast.disagreement(config) if form == 'fast' else ''
         if difference:
-            form = 'paper'
             warn(f'{difference}: aotpot.py is taken, which is slower')
-        model = {'fast': fast.Fast, 'paper': AOTPOT}[form](config, Experts)
+        network = {'fast': fast.Fast, 'paper': AOTPOT}['paper' if difference else form]
+        model = network(config, Experts)
+    elif config.network in BASELINES:
+        model = BASELINES[config.network](config)
+        model.config = config
     else:
-        known = ' '.join(['aotpot', *BASELINES])
-        raise InputError(f'network {config.network}: there is none of that name; known: {known}')
+        raise InputError(f'network {config.network}: there is none of that name'
+                         + nearest(config.network, ['aotpot', *BASELINES]))
     model.data = headers or {}
     return model
 
@@ -61,7 +61,8 @@ def matrices(model):
 
 
 OPTIMIZERS = {                              # --optimizer
-    'adamw': lambda model, recipe, half, **settings: torch.optim.AdamW(model.parameters(), **settings),
+    'adamw': lambda model, recipe, half, **settings: torch.optim.AdamW(
+        model.parameters(), **settings),
     'muon': lambda model, recipe, half, **settings: Muon(
         *matrices(model), recipe.ratio, recipe.momentum, half, **settings),
 }
@@ -69,9 +70,11 @@ OPTIMIZERS = {                              # --optimizer
 
 def optimizer_of(model, recipe, device, dtype='fp32'):
     """The optimizer of --optimizer; AdamW in one pass where PyTorch has that."""
-    fused = device.type in ('cpu', 'cuda') and not any(parameter.is_complex() for parameter in model.parameters())
-    return OPTIMIZERS[recipe.optimizer](model, recipe, dtype == 'bf16', lr=recipe.lr, fused=fused,
-                                        betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay)
+    fused = (device.type in ('cpu', 'cuda')
+             and not any(parameter.is_complex() for parameter in model.parameters()))
+    return OPTIMIZERS[recipe.optimizer](
+        model, recipe, dtype == 'bf16', lr=recipe.lr, fused=fused,
+        betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay)
 
 
 def compile_model(model, run, samples, device):
@@ -84,12 +87,13 @@ def compile_model(model, run, samples, device):
         return model
     config = model.config
     torch._dynamo.config.optimize_ddp = False           # or it would split the graph later
-    warnings.filterwarnings('ignore', module='torch._inductor')     # what it advises for fp32 is not wanted here
+    warnings.filterwarnings('ignore', module='torch._inductor')         # its advice for fp32
     for parameter in model.parameters():
-        if parameter.requires_grad:         # so that gradients are added to it: a CUDA graph reuses its own
+        if parameter.requires_grad:         # a CUDA graph reuses its own, so that one adds to these
             parameter.grad = torch.zeros_like(parameter)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    compiled = torch.compile(model, mode='reduce-overhead' if run.compile == 'graphs' else 'default', dynamic=False)
+    mode = 'reduce-overhead' if run.compile == 'graphs' else 'default'
+    compiled = torch.compile(model, mode=mode, dynamic=False)
     u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=device)
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16'):

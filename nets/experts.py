@@ -12,9 +12,7 @@ from aotpot import at_least_fp32, no_autocast, parameters, weighted
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """PyTorch's, over the samples of this process, as in MoE-POT's code. A frozen one is always as
-    in evaluation.
-    """
+    """PyTorch's, over the samples of this process; a frozen one is always as in evaluation."""
 
     def train(self, mode=True):
         return super().train(mode and self.weight.requires_grad)
@@ -68,14 +66,11 @@ class Experts(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        D = config.width
-        h = config.mlp
-        E = config.experts
+        D, h, E = config.width, config.mlp, config.experts
         self.features = nn.Linear(D, h)
         self.router = Router(h, E, config.top_k)
 
-        def draw(*shape):
-            """U(+-1 / sqrt(fan in)): PyTorch's default, which MoE-POT keeps."""
+        def draw(*shape):               # U(+-1 / sqrt(fan in)), PyTorch's default, as in MoE-POT
             return nn.Parameter(torch.empty(shape).uniform_(-h ** -0.5, h ** -0.5))
         self.shared_weight = draw(config.shared, D, h)
         self.weight = draw(E, D, h)
@@ -99,7 +94,7 @@ def expert_layers(model):
 def balance_loss(model):
     """MoE-POT's loss of the last training pass, sum_layers mean_e (sum_b w_be - B/E)^2, over B.
 
-    It is of the B samples of this process, differentiable, and 0 without experts. Call it once
+    It is differentiable, of the B samples of this process, and 0 without experts. It is taken once
     after each forward pass of a training: it notes the shares of the experts and lets go of the
     graph.
     """
@@ -118,9 +113,9 @@ def balance_loss(model):
 def after_step(model):
     """The mean share of each expert in the last pass whose `balance_loss` was taken, (layers, E).
 
-    This lowers the temperature of every router by a hundredth, from 2 down to 1/2. A compiled
-    backward pass would see a temperature that is lowered between the passes of a step. Of several
-    processes all take the statistics of the first, as last.pt does.
+    This lowers the temperature of every router by a hundredth, from 2 down to 1/2: once a step, for
+    a compiled backward pass would see it. Of several processes all take the statistics of the
+    first, as last.pt does.
     """
     routers = [layer.router for layer in expert_layers(model)]
     for router in routers:

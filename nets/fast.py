@@ -23,8 +23,8 @@ from nets.experts import Experts
 class Fast(AOTPOT):
     """AOTPOT by the rewrites of this file: the same parameters, the same function.
 
-    With residual='aot' a forward pass can be run backward once. A second backward pass, a second
-    derivative and the transforms of torch.func raise RuntimeError; aotpot.AOTPOT has no such limit.
+    With residual='aot' a forward pass can be run backward once, without second derivatives and
+    transforms of torch.func, or raises RuntimeError; aotpot.AOTPOT has no such limit.
     compiled: True makes the network compute what it hands to torch.compile, for tests.
     """
     compiled = False
@@ -64,10 +64,10 @@ def patches(u, P):
 def embed(embedding, aggregation, u):
     """Eqs. (4) and (5): (B, T, *space, C) -> (B, *grid, D).
 
-    A patch convolution, whose stride is its kernel, is a matrix product. The coordinates are the
-    same for all samples and are multiplied once. Between GELU and the sum over t everything is
-    linear: the 1x1 convolution V, the wave and W_t become one matrix a frame, V diag(cos(gamma t))
-    W_t, and no (B, T, *grid, D) tensor is formed.
+    A patch convolution, whose stride is its kernel, is a matrix product; the coordinates, the same
+    for all samples, are multiplied once. Between GELU and the sum over t everything is linear: the
+    1x1 convolution V, the wave and W_t become one matrix a frame, V diag(cos(gamma t)) W_t, and no
+    (B, T, *grid, D) tensor is formed.
     """
     C = u.shape[-1]
     conv = embedding.conv
@@ -115,7 +115,7 @@ def fourier_matrix(n, modes, half, device, dtype):
     with torch.inference_mode(False):                                   # or no training takes it
         pair = matrix.reshape(rows, -1), inverse.reshape(rows, -1).T
         pair = tuple(torch.tensor(M, device=device, dtype=dtype) for M in pair)
-    if not torch.compiler.is_compiling():           # torch.export would leave tensors without numbers here
+    if not torch.compiler.is_compiling():       # torch.export would leave tensors without numbers
         MATRICES[key] = pair
     return pair
 
@@ -136,23 +136,20 @@ def complex_linear(x, weight, bias):
 def mix(mixer, x):
     """Eq. (8): (B, *grid, D) -> the same.
 
-    The Fourier transform is a product with a DFT matrix, axis by axis, of the modes that are kept.
-    This is faster than an FFT on grids as small as the latent one. The complex MLP is two real
-    batched products.
+    The Fourier transform is a product with a DFT matrix, axis by axis, of the modes that are kept:
+    faster than an FFT on grids as small as the latent one. The complex MLP is two real products.
     Comments: shapes for a grid (h, w), of which h', w' frequencies are kept.
     """
     B, *grid, D = x.shape
     K = mixer.K
     z = at_least_fp32(x)
     dtype = z.dtype
-    last = len(grid) - 1
-    matrices = [fourier_matrix(n, mixer.modes, axis == last, z.device, dtype)
-                for axis, n in enumerate(grid)]
-    batches = [B * math.prod(grid[:axis]) for axis in range(last + 1)]          # B, B*h
+    matrices = [fourier_matrix(n, mixer.modes, axis == len(grid), z.device, dtype)
+                for axis, n in enumerate(grid, start=1)]
+    batches = [B * math.prod(grid[:axis]) for axis in range(len(grid))]         # B, B*h
     with no_autocast(x):
-        z = matrices[last][0] @ z.reshape(batches[last], grid[last], D)         # (B*h, 2w', D)
-        for axis in reversed(range(last)):
-            z = matrices[axis][0] @ z.reshape(batches[axis], 2 * grid[axis], -1)    # (B, 2h', w'*D)
+        for batch, (matrix, _) in zip(reversed(batches), reversed(matrices)):
+            z = matrix @ z.reshape(batch, matrix.shape[1], -1)      # (B*h, 2w', D), (B, 2h', w'*D)
     modes = math.prod([inverse.shape[1] // 2 for _, inverse in matrices])       # h' * w'
     z = z.view(B, 2, modes, K, D // K).permute(3, 0, 2, 1, 4)                # (K, B, modes, 2, D/K)
     z = z.reshape(K, B * modes, 2 * D // K)
@@ -216,10 +213,10 @@ def sublayers(x, blocks, gate, compiled=False):
 
     The streams are kept as combinations x^(i) = sum_j c_ij y_j of the sub-layer outputs y_0 = x ...
     y_J. Since a_l, d_l and T_l are the same for all tokens of a sample, x <- T_l x + d_l^T F(a_l x)
-    acts on the small c (B, S, J) alone: c <- [T_l c | d_l]. A tensor of S times the tokens is
-    formed only every `BASIS` sub-layers: the streams then take the place of the outputs, or each
-    sum of a deep network would read more than the one before. The mean of the streams over the grid
-    is c mean(y), and a_l x is one product with a bank of the outputs. c and the bank are in fp32.
+    acts on the small c (B, S, J) alone: c <- [T_l c | d_l]. The mean of the streams over the grid
+    is c mean(y), and a_l x is one product with a bank of the outputs. Only every `BASIS` sub-layers
+    the streams themselves, S times the tokens, take the place of the outputs, or each sum of a deep
+    network would read more than the one before. c and the bank are in fp32.
     x: (B, *grid, D), as is the result.
     blocks: (AOTBlock, Norm before, F, Norm after) of each sub-layer.
     gate: (S,), the weights of the sum.
@@ -322,29 +319,24 @@ def disagreement(config):
     small = dataclasses.replace(
         config, frames=3, channels=2, patch=2, modes=2, width=32, mlp=8, depth=2, channel_maps='',
         resolution=(12, 8, 16)[:config.dims], heads=math.gcd(config.heads, 4))
-    wrong = 'nets/fast.py does not compute what aotpot.py does'
     try:
         # whatever the caller has set, and without a trace in its random numbers
         with (torch.random.fork_rng(devices=[]), torch.device('cpu'), torch.inference_mode(False),
               torch.enable_grad()):
             torch.default_generator.manual_seed(0)                      # torch's seeds GPUs, too
-            paper = AOTPOT(small, Experts).double()
-            for parameter in paper.parameters():                # or T would make no difference
+            models = [form(small, Experts).double() for form in (AOTPOT, Fast)]
+            for parameter in models[0].parameters():            # or T would make no difference
                 parameter.data.add_(torch.rand_like(parameter), alpha=0.3)
-            fast = Fast(small, Experts).double()
-            fast.load_state_dict(paper.state_dict())
+            models[1].load_state_dict(models[0].state_dict())
             u = torch.randn(2, 3, *small.resolution, 2, dtype=torch.float64)
             results = []
-            for model in (paper, fast):
+            for model in models:
                 out = model(u)
-                results.append([out, *torch.autograd.grad(
-                    out.square().sum(), [*model.parameters()], materialize_grads=True)])
-        names = ['the outputs', *(f'the gradients of {name}' for name, _ in paper.named_parameters())]
-        largest = max(value.norm() for value in results[0])
-        for name, expected, found in zip(names, *results):
-            error = (found - expected).norm() / largest
-            if not error <= 1e-11:                                      # NaN, too
-                return f'{wrong} ({name} are {error:.1e} apart)'
+                gradients = torch.autograd.grad(
+                    out.square().sum(), [*model.parameters()], materialize_grads=True)
+                results.append(torch.cat([x.flatten() for x in (out, *gradients)]))
+        error = (results[1] - results[0]).norm() / results[0].norm()
+        cause = '' if error <= 1e-11 else f'outputs and gradients are {error:.1e} apart'  # NaN, too
     except Exception as error:                                  # a renamed module, for example
-        return f'{wrong} ({type(error).__name__}: {error})'
-    return ''
+        cause = f'{type(error).__name__}: {error}'
+    return cause and f'nets/fast.py does not compute what aotpot.py does ({cause})'

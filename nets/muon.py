@@ -16,9 +16,8 @@ def orthogonalize(G, rounds=5):
     """Roughly the U V^H of the singular value decompositions G = U diag(s) V^H, (..., m, n) alike.
 
     Each Newton-Schulz round takes every singular value s of the matrix over its Frobenius norm to
-    a s + b s^3 + c s^5. Five rounds bring those of 0.003 to 1 into 0.68 to 1.21; smaller ones grow
-    up to 485 times, and zero stays zero.
-    G: real or complex matrices, whose precision is that of the computation; bf16 suffices.
+    a s + b s^3 + c s^5. Five rounds bring those of 0.003 to 1 into 0.68 to 1.21; zero stays zero.
+    G: real or complex matrices, in whose precision it computes; bf16 suffices.
     """
     a, b, c = 3.4445, -4.7750, 2.0315                                                   # Jordan's
     X = G.flatten(0, -3) if G.ndim > 2 else G[None]                                     # (N, m, n)
@@ -33,20 +32,12 @@ def orthogonalize(G, rounds=5):
     return (X.mH if tall else X).reshape(G.shape)
 
 
-FORMS = {                           # of a parameter: the axes of one of its matrices
-    'matrix': (-2, -1),             # (m, n), or a kernel (m, n1, n2)
-    'stack': (-2, -1),              # (..., m, n)
-    'complex': (0, -2, -1),         # (2, ..., m, n), real and imaginary parts
-}
-
-
-def stacked(tensors, form):
-    """Tensors of a form whose matrices have one shape as one: (N, m, n), or complex (2, N, m, n)."""
+def matrices_of(x, form):
+    """A tensor as a batch of matrices: (N, m, n), or real and imaginary parts (2, N, m, n)."""
     if form == 'matrix':
-        return torch.stack([x.flatten(1) for x in tensors])
-    if form == 'stack':
-        return torch.cat([x.reshape(-1, *x.shape[-2:]) for x in tensors])
-    return torch.cat([x.reshape(2, -1, *x.shape[-2:]) for x in tensors], 1)
+        return x.flatten(1)[None]
+    parts = [2] if form == 'complex' else []
+    return x.reshape(*parts, -1, *x.shape[-2:])
 
 
 class Muon(torch.optim.AdamW):
@@ -55,11 +46,11 @@ class Muon(torch.optim.AdamW):
     The update of a matrix is orthogonalize(Nesterov's momentum) times sqrt(max(1, m / n)) and the
     learning rate of its group. A matrix without a gradient, such as that of an expert which no
     sample took, stays as it is.
-    matrices: {form: parameters} with the forms of FORMS, m outputs and n inputs.
-    rest: the parameters for AdamW.
+    matrices: {form: parameters} with m outputs and n inputs. 'matrix': (m, n) or a kernel
+        (m, n1, n2). 'stack': (..., m, n). 'complex': (2, ..., m, n), real and imaginary parts.
+    rest: the parameters for AdamW, whose other arguments are `settings`.
     ratio: of the first learning rate of the matrices to that of the rest.
     half: products of real matrices are in bf16, which is slow on processors without them.
-    settings: of torch.optim.AdamW.
     """
 
     def __init__(self, matrices, rest, ratio=1.0, momentum=0.95, half=False, **settings):
@@ -94,7 +85,7 @@ class Muon(torch.optim.AdamW):
         form = group['form']
         lr = group['lr']
         momentum = group['momentum']
-        parameters = [p for p in group['params'] if p.grad is not None]         # the others are frozen
+        parameters = [p for p in group['params'] if p.grad is not None]     # the others are frozen
         if not parameters:
             return
         for p in parameters:
@@ -105,22 +96,21 @@ class Muon(torch.optim.AdamW):
         means = [self.state[p]['momentum'] for p in parameters]
         torch._foreach_lerp_(means, gradients, 1 - momentum)
         updates = torch._foreach_lerp(gradients, means, momentum)               # Nesterov's
-        batches = defaultdict(list)                                             # {(m, n): [(p, update)]}
-        for p, update in zip(parameters, updates):
-            m, n = p.flatten(1).shape if form == 'matrix' else p.shape[-2:]
-            batches[m, n].append((p, update))
+        batches = defaultdict(list)                             # {(m, n): [(p, gradient, update)]}
+        for p, *tensors in zip(parameters, gradients, updates):
+            g, update = (matrices_of(x, form) for x in tensors)
+            batches[g.shape[-2:]].append((p.view(g.shape), g, update))
         for (m, n), batch in batches.items():
-            members, updates = zip(*batch)
-            G = stacked(updates, form)
+            members, gradients, updates = zip(*batch)
+            G = torch.cat(updates, -3)
             if form == 'complex':
                 X = orthogonalize(torch.complex(*G))
                 X = torch.stack([X.real, X.imag])
             else:
                 X = orthogonalize(G.bfloat16() if self.half else G).to(G.dtype)
-            given = stacked([p.grad for p in members], form)
-            moves = given.abs().amax(FORMS[form], keepdim=True).sign()
-            counts = [p.numel() // (m * n) // (2 if form == 'complex' else 1) for p in members]
+            axes = (0, -2, -1) if form == 'complex' else (-2, -1)
+            moves = torch.cat(gradients, -3).abs().amax(axes, keepdim=True).sign()
+            counts = [p.shape[-3] for p in members]
             changes = X.mul_(moves).split(counts, -3)
-            members = [p.view(x.shape) for p, x in zip(members, changes)]
             torch._foreach_mul_(members, (1 - lr * group['weight_decay'] * moves).split(counts, -3))
             torch._foreach_sub_(members, changes, alpha=lr * max(1, m / n) ** 0.5)

@@ -1,9 +1,8 @@
-"""A Triton kernel for the rounds of sinkhorn.py, forward and backward, equal to its loop to rounding.
+"""A Triton kernel for the rounds of sinkhorn.py, forward and backward, equal to it to rounding.
 
-On a GPU eager PyTorch would launch hundreds of small kernels in a forward pass. It takes matrices
-of n <= 16 in float32, but not under the transforms of torch.func nor in forward-mode
-differentiation; with create_graph=True the second derivative is that of the loop. Importing this
-module makes `sinkhorn.sinkhorn` take it.
+On a GPU eager PyTorch would launch hundreds of small kernels in a forward pass. With
+create_graph=True the second derivative is that of the loop. Importing this module makes
+`sinkhorn.sinkhorn` take it.
 """
 import functools
 import importlib.util
@@ -29,16 +28,15 @@ def rounds(z, iters):
 
 
 def takes_kernel(z, iters):
-    """Whether the kernel takes z (..., n, n), which no transform of torch.func and no forward-mode
-    differentiation may follow.
+    """Whether the kernel takes z (..., n, n): n <= 16 in float32, but not under the transforms of
+    torch.func nor in forward-mode differentiation.
     """
     small = 0 < z.numel() and z.shape[-1] <= 16 and z.dtype != torch.float64
     if not (z.is_cuda or INTERPRET) or not small or iters == 0 or not trusted():
         return False
-    if torch.compiler.is_compiling():
-        return True
-    plain = torch.autograd.forward_ad.unpack_dual(z).tangent is None
-    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(z)
+    return torch.compiler.is_compiling() or not (
+        torch._C._functorch.is_functorch_wrapped_tensor(z)
+        or torch.autograd.forward_ad.unpack_dual(z).tangent is not None)
 
 
 @functools.cache
@@ -117,8 +115,8 @@ def trusted():
             except Exception as error:                  # Triton and its compiler fail in many ways
                 TRUSTED[0] = False
                 reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-                warnings.warn(f'the Triton kernel of nets/sinkhorn_kernel.py is not taken ({reason}); '
-                              'the loop is slower')
+                warnings.warn('the Triton kernel of nets/sinkhorn_kernel.py is not taken '
+                              f'({reason}); the loop is slower')
     return TRUSTED[0]
 
 
@@ -126,7 +124,8 @@ def trusted():
 trusted._dynamo_marked_constant = True
 
 
-def launch(kernel, *tensors, B, n, iters):
+def launch(kernel, iters, *tensors):
+    B, n, _ = tensors[0].shape
     N = 1 << (n - 1).bit_length()               # Triton's blocks have powers of two
     BLOCK = max(1, 128 // N ** 2)               # for one warp, with 512 bytes of shared memory
     with torch.cuda.device_of(tensors[0]):      # Triton launches on the current device
@@ -137,21 +136,19 @@ def launch(kernel, *tensors, B, n, iters):
 @custom_op('aotpot::sinkhorn', mutates_args=())
 def fused(z: Tensor, iters: int) -> tuple[Tensor, Tensor, Tensor]:
     """z (B, n, n) float32 -> P, log P, and the log sums of all rounds (iters, 2, B, n)."""
-    B, n, _ = z.shape
     z = z.contiguous()
     P = torch.empty_like(z)
     log = torch.empty_like(z)
-    sums = z.new_empty(iters, 2, B, n)
-    launch(kernels()[0], z, P, log, sums, B=B, n=n, iters=iters)
+    sums = z.new_empty(iters, 2, *z.shape[:2])
+    launch(kernels()[0], iters, z, P, log, sums)
     return P, log, sums
 
 
 @custom_op('aotpot::sinkhorn_backward', mutates_args=())
 def fused_backward(upstream: Tensor, log: Tensor, sums: Tensor) -> Tensor:
     """dL/dz from dL/dP and what `fused` returned beside P: these give the matrix of each round."""
-    iters, _, B, n = sums.shape
     H = torch.empty_like(log)
-    launch(kernels()[1], upstream.contiguous(), log, sums, H, B=B, n=n, iters=iters)
+    launch(kernels()[1], len(sums), upstream.contiguous(), log, sums, H)
     return H
 
 

@@ -6,8 +6,8 @@ import os
 import platform
 import sys
 
-os.environ.setdefault('GOMP_SPINCOUNT', '1000')     # by default 300000 rounds, far too long beside busy processes
-if platform.libc_ver()[0] == 'glibc':               # or each step would fault in the pages of its large tensors anew
+os.environ.setdefault('GOMP_SPINCOUNT', '1000')     # not 300000 rounds beside busy processes
+if platform.libc_ver()[0] == 'glibc':               # or a step would fault in large tensors anew
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(-4, 0)                               # M_MMAP_MAX: large blocks come from the heap, too,
     mallopt(-1, -1)                       # M_TRIM_THRESHOLD: which is not handed back to the system

@@ -1,8 +1,7 @@
 """Checkpoints: read, write, take over weights.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model',
-'train', 'run'}; 'step'; 'data', {name: data.read_headers}; and in last.pt all that a resumption
-needs.
+'train', 'run'}; 'step'; 'data', {name: data.read_headers}; and what runs.save adds in last.pt.
 """
 import argparse
 import re
@@ -18,28 +17,25 @@ from nets.dpot import convert_dpot
 from runtime import files
 
 TRAINED = Path(__file__).parent.parent / 'weights/mini.pt'
-torch.serialization.add_safe_globals([argparse.Namespace])         # which holds the arguments of DPOT's runs
+torch.serialization.add_safe_globals([argparse.Namespace])         # the arguments of DPOT's runs
 
 
-def require_finite(weights, where='', advice=''):
-    """Raise InputError for the first tensor of {name: tensor} with values that are not finite."""
-    for name, value in weights.items():
-        if not value.isfinite().all():
-            raise InputError(f'{where}the weights {name} are not finite{advice}')
+def not_finite(weights):
+    """The name of the first tensor of {name: tensor} with values that are not finite, or None."""
+    return next((name for name, value in weights.items() if not value.isfinite().all()), None)
 
 
 def load_file(path):
     """The dict of a checkpoint of train.py, finetune.py, DPOT or MoE-POT, or of the last.pt in a
     folder, with its path.
 
-    Only tensors, plain types and argparse.Namespace are unpickled. Raises InputError for anything
-    else.
+    Only tensors, plain types and argparse.Namespace are unpickled; InputError for anything else.
     """
     path = Path(path, 'last.pt') if Path(path).is_dir() else Path(path)
     if not path.is_file():
         raise InputError(f'{path}: there is no such checkpoint')
     try:
-        damaged = zipfile.ZipFile(path).testzip() if zipfile.is_zipfile(path) else None     # not those of DPOT
+        damaged = zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip()      # not DPOT's
         if damaged:
             raise ValueError(f'the checksum of {damaged} is wrong')
         with warnings.catch_warnings(action='ignore'):
@@ -47,13 +43,14 @@ def load_file(path):
         state = saved.get('model', saved)
         if any(name.endswith('patch_embed.proj.0.weight') for name in state):
             saved = convert_dpot(state, saved.get('args'))
-        saved = {'data': {}, **saved, 'path': path, 'step': saved['step']}
         ModelConfig(**saved['config']['model'])
-        require_finite(saved['model'])
-    except Exception as error:      # torch.load has no common class for what can be wrong with a file
+        if name := not_finite(saved['model']):
+            raise ValueError(f'the weights {name} are not finite')
+        return {'data': {}, **saved, 'path': path, 'step': saved['step']}
+    except Exception as error:      # torch.load has no common class for what is wrong with a file
         cause = ' '.join(str(error).split())[:200]
-        raise InputError(f'{path}: damaged, or no checkpoint of train.py, DPOT or MoE-POT ({cause})') from None
-    return saved
+        raise InputError(f'{path}: damaged, or no checkpoint of train.py, DPOT or MoE-POT '
+                         f'({cause})') from None
 
 
 def load_weights(model, saved):
@@ -74,18 +71,21 @@ def save_file(saved, path):
 
     Raises InputError for weights that are not finite.
     """
-    require_finite(saved['model'], f'{path}: ', f' at step {saved["step"]}, so they are not saved; begin another run '
-                                                f'with smaller values of --lr, --alpha and --t_init')
+    if name := not_finite(saved['model']):
+        raise InputError(f'{path}: the weights {name} are not finite at step {saved["step"]}, so '
+                         f'they are not saved; begin another run with smaller values of --lr, '
+                         f'--alpha and --t_init')
     with files.replacing(path) as part, open(part, 'wb') as file:
         try:
             torch.save(saved, file)
-        except RuntimeError as error:       # PyTorch raises its own error while it handles that of a full disk
+        except RuntimeError as error:       # PyTorch's own, while it handles that of a full disk
             raise error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def newest():
     """The last.pt of the run under out/ that has written last, or without any TRAINED."""
-    return max(Path('out').glob('*/last.pt'), key=lambda path: path.stat().st_mtime, default=TRAINED)
+    runs = Path('out').glob('*/last.pt')
+    return max(runs, key=lambda path: path.stat().st_mtime, default=TRAINED)
 
 
 def name_of(path):
@@ -100,43 +100,45 @@ def start_from(model, source):
     became of them.
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a
-    whole if channels, patch or dimension differ (paper, parameter-informed setting). Raises
-    InputError for the weights of another kind of network, and for those of dimensionless fields in a
-    network of raw ones.
+    whole if channels, patch or dimension differ (paper, parameter-informed setting). InputError:
+    another kind of network, or weights of dimensionless fields for raw ones.
     """
+    path = source['path']
     state = source['model']
-    network = source['config']['model'].get('network', 'aotpot')
-    if network != model.config.network:
-        raise InputError(f'{source["path"]}: the weights of --network {network} do not fit {model.config.network}')
-    if source['config']['model'].get('normalize', False) and not model.config.normalize:
-        raise InputError(f'{source["path"]}: these weights were trained with --normalize; give --normalize')
+    before = ModelConfig(**source['config']['model'])
+    if before.network != model.config.network:
+        raise InputError(f'{path}: the weights of --network {before.network} do not fit '
+                         f'{model.config.network}')
+    if before.normalize and not model.config.normalize:
+        raise InputError(f'{path}: these weights were trained with --normalize; give --normalize')
     tensors = model.state_dict()
+    first = 'embed.conv.weight'
+    other = first in tensors and state[first].shape != tensors[first].shape
+    boundary = ('embed.conv.', 'embed.project.', 'readout.') if other else ()
     resized = []
     fresh = []
-    first = 'embed.conv.weight'
-    boundary = ('embed.conv.', 'embed.project.', 'readout.')
-    other = first in tensors and state[first].shape != tensors[first].shape
     for name, value in tensors.items():
         old = state.get(name, value.new_empty(0))
-        if old.shape == value.shape and not (other and name.startswith(boundary)):
+        if old.shape == value.shape and not name.startswith(boundary):
             value.copy_(old)
         elif name == 'embed.position' and old.ndim == value.ndim and len(old) == len(value):
             value.copy_(model.embed.resize(old, value.shape[1:]))
             resized.append(name)
         else:
             fresh.append(name)
-    left_out = [name for name in state if name not in tensors]
 
     def listed(names):
         return ''.join(dict.fromkeys(re.sub(r'\.\d+', '.*', f' {name}') for name in names))
     loaded = len(tensors) - len(resized) - len(fresh)
-    return (f'{source["path"]}: {loaded} of {len(state)} tensors loaded, {len(resized)} resized, {len(fresh)} fresh'
-            + listed(fresh) + (' and left out:' if left_out else '') + listed(left_out))
+    left_out = listed(name for name in state if name not in tensors)
+    return (f'{path}: {loaded} of {len(state)} tensors loaded, {len(resized)} resized, '
+            f'{len(fresh)} fresh{listed(fresh)}' + (left_out and f' and left out:{left_out}'))
 
 
 def maps_in(path, channels):
     """{name: tensor} of W_in and W_out in the checkpoint of --channel_maps."""
-    maps = {name: value for name, value in load_file(path)['model'].items() if name.startswith(('map_in.', 'map_out.'))}
+    state = load_file(path)['model']
+    maps = {name: value for name, value in state.items() if name.startswith('map_')}
     if len(maps.get('map_in.bias', ())) != channels:
-        raise InputError(f'--channel_maps {path}: this checkpoint has no maps of {channels} channels')
+        raise InputError(f'--channel_maps {path}: there are no maps of {channels} channels in it')
     return maps

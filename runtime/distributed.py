@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from configs import InputError, show
 from runtime.terminal import SIGNALS, handling
 
-WIDE = 256                  # the token width from which bf16 pays on a CPU, unlike in nano and mini
-TIMEOUT = timedelta(hours=1)        # of a process that waits for others; rank 0 alone generates data, for minutes
+WIDE = 256              # the token width from which bf16 pays on a CPU with AMX
+TIMEOUT = timedelta(hours=1)        # of a wait for others; rank 0 alone generates data, for minutes
 
 
 class Processes(NamedTuple):
@@ -44,29 +44,28 @@ class Processes(NamedTuple):
 
 def choose_device(name='auto'):
     """The torch.device of --device. Raises InputError if it is not available."""
+    if name == 'auto':
+        name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
-        device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
+        device = torch.device(name)
         if device.type == 'cuda' and device.index is None:
             device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.zeros(1, device=device).item()            # on 'meta' there are no numbers
     except (AssertionError, RuntimeError, ValueError) as error:
-        raise InputError(f'--device {name}: not available here ({str(error).splitlines()[0]})') from None
+        raise InputError(f'--device {name}: not available ({str(error).splitlines()[0]})') from None
     return device
 
 
 def precision(dtype, processes, width=0):
     """--dtype, where 'auto' is 'bf16' if all processes gain by it, and else 'fp32'.
 
-    That is on a GPU that has it, and on a processor with AMX for a token width of at least WIDE;
-    with AVX512-BF16 alone bf16 is slower than fp32.
-    width: that of the network, 0 for fp32 on every processor.
+    width: that of a token; on a CPU bf16 pays from WIDE on, and only with AMX.
     """
     if dtype != 'auto':
         return dtype
-    if processes.device.type == 'cuda':
-        gains = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        gains = processes.device.type == 'cpu' and width >= WIDE and torch.cpu._is_amx_tile_supported()
+    kind = processes.device.type
+    gains = (kind == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
+             or kind == 'cpu' and width >= WIDE and torch.cpu._is_amx_tile_supported())
     return 'bf16' if processes.sum(torch.tensor(float(gains))) == processes.world_size else 'fp32'
 
 
@@ -78,7 +77,7 @@ def setup(name='auto', threads=0, settings=None):
     Raises InputError where they cannot join, or were given different settings.
     """
     device = choose_device(name)
-    torch.backends.cudnn.allow_tf32 = False         # or convolutions in fp32 would take it, unlike products
+    torch.backends.cudnn.allow_tf32 = False         # or convolutions would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
     if threads:
@@ -86,25 +85,26 @@ def setup(name='auto', threads=0, settings=None):
     if os.environ.get('WORLD_SIZE', '1') == '1':
         return Processes(0, 1, device)
     own_card = device.type == 'cuda' and ':' not in name            # as NCCL wants it
-    with handling(SIGNALS, signal.SIG_DFL):                 # it waits in C++, where no handler of Python is heard
+    with handling(SIGNALS, signal.SIG_DFL):         # it waits in C++, where no handler is heard
         try:
             dist.init_process_group('nccl' if own_card else 'gloo', timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
-            raise InputError(f'the processes cannot join ({str(error).splitlines()[0]}); start several with torchrun, '
-                             f'or unset WORLD_SIZE for one') from None
+            raise InputError(f'the processes cannot join ({str(error).splitlines()[0]}); start '
+                             f'several with torchrun, or unset WORLD_SIZE for one') from None
         processes = Processes(dist.get_rank(), dist.get_world_size(), device)
         require_same({**(settings or {}), 'device': ''}, processes)
     return processes
 
 
 def require_same(settings, processes):
-    """Raise InputError for the first of {flag: value} that another process has with another value."""
+    """Raise InputError for the first of {flag: value} that is not the same in all processes."""
     hashes = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])
-    others = processes.sum(hashes) - processes.world_size * hashes
-    for (name, value), difference in zip(settings.items(), others.tolist()):
-        if difference:
-            raise InputError(f'--{name} {show(value) or "(none)"}: another process has another value; give all of '
-                             f'them the same command, and an --out on a disk that they share')
+    same = processes.sum(hashes) == processes.world_size * hashes
+    for (name, value), equal in zip(settings.items(), same):
+        if not equal:
+            raise InputError(f'--{name} {show(value) or "(none)"}: another process has another '
+                             f'value; give all of them the same command, and an --out on a disk '
+                             f'that they share')
 
 
 def barrier(processes):
@@ -114,7 +114,7 @@ def barrier(processes):
 
 
 def data_parallel(network, processes):
-    """The network, compiled beforehand, whose backward pass averages the gradients over all processes."""
+    """The network, whose backward pass averages the gradients over all processes."""
     if processes.world_size == 1:
         return network
     wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)

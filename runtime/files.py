@@ -4,7 +4,7 @@ folder.
 import fcntl
 import os
 import secrets
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from configs import InputError
@@ -23,11 +23,8 @@ def naming(path, problem='cannot be read', errors=OF_FILES):
     except InputError:
         raise
     except errors as error:
-        cause = str(error)
-        if getattr(error, 'errno', None):
-            cause = error.strerror or os.strerror(error.errno)          # HDF5's own words, or those of the system
-        cause = ' '.join(cause.split()) or repr(error)
-        raise InputError(f'{path}: {problem} ({cause})') from error
+        cause = getattr(error, 'strerror', None) or str(error) or repr(error)
+        raise InputError(f'{path}: {problem} ({" ".join(cause.split())})') from error
 
 
 @contextmanager
@@ -62,24 +59,17 @@ def require_new(path):
     """Raise InputError for a file that is there or cannot be written, before the work for it."""
     if Path(path).exists():
         raise InputError(f'{path}: this file is there; choose another name')
-    with naming(path, 'cannot be written', OSError):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        open(path, 'x').close()
-        os.unlink(path)
-
-
-def is_held(folder):
-    """Whether the lock in `folder` is the one that this process has taken, or it has taken none."""
-    held = HELD.get(os.path.abspath(folder))
-    path = Path(folder, 'lock')
-    return not held or path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat())
+    write_text(path, '')
+    os.unlink(os.path.realpath(path))
 
 
 def require_held(folder):
-    """Raise InputError unless `is_held`: another process may write into this folder now."""
-    if not is_held(folder):
-        raise InputError(f'{folder}: this folder or the lock in it was deleted, moved or replaced by another process; '
-                         f'so this one, which wrote into it, ends')
+    """Raise InputError where the lock in a folder is no longer the one that this process took."""
+    held = HELD.get(os.path.abspath(folder))
+    path = Path(folder, 'lock')
+    if held and not (path.exists() and os.path.samestat(os.fstat(held.fileno()), path.stat())):
+        raise InputError(f'{folder}: this folder or the lock in it was deleted, moved or replaced '
+                         f'by another process; so this one, which wrote into it, ends')
 
 
 @contextmanager
@@ -103,11 +93,12 @@ def lock(folder, processes=None, wait=''):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
-                raise InputError(f'{path}: another process is writing into this folder; stop it or wait') from None
+                raise InputError(f'{path}: another process is writing into this folder; stop it '
+                                 f'or wait') from None
             print(f'{path.parent}: another process is {wait} this; waiting', flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            warn(f'{path}: there are no locks on this disk ({error}), so nothing keeps a second process out')
+            warn(f'{path}: no lock here keeps a second process out ({error})')
         else:
             for part in path.parent.glob(PART.format('[0-9a-f]' * 16)):
                 part.unlink(missing_ok=True)               # of a killed process, which had the lock
@@ -115,9 +106,11 @@ def lock(folder, processes=None, wait=''):
         try:
             yield
         except BaseException:
-            if new and is_held(folder) and [*path.parent.iterdir()] == [path]:
-                path.unlink()
-                path.parent.rmdir()
+            with suppress(InputError):                     # another process has this folder now
+                require_held(folder)
+                if new and [*path.parent.iterdir()] == [path]:
+                    path.unlink()
+                    path.parent.rmdir()
             raise
         finally:
             del HELD[key]

@@ -9,14 +9,15 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def available():
-    """The bytes that this process may still take, of the machine or of a container; inf if the system is not Linux."""
+    """The bytes that this process may still take, of the machine or a container."""
     meminfo = Path('/proc/meminfo')
     if not meminfo.exists():
         return math.inf
     free = 1024 * int(re.search(r'MemAvailable: +(\d+)', meminfo.read_text())[1])
+    group = Path('/sys/fs/cgroup')
     with suppress(OSError, ValueError):                         # ValueError: its limit is 'max'
-        limit, taken = (int(Path(f'/sys/fs/cgroup/memory.{name}').read_text()) for name in ('max', 'current'))
-        free = min(free, limit - taken)
+        limit = int((group / 'memory.max').read_text())
+        free = min(free, limit - int((group / 'memory.current').read_text()))
     return free
 
 
@@ -32,10 +33,9 @@ def saved_bytes(model):
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
-    u = torch.ones(1, config.frames, *config.resolution, config.channels)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        prediction = model(u)
-    for x in [prediction, *model.parameters(), *model.buffers()]:
+        model(torch.ones(1, config.frames, *config.resolution, config.channels))
+    for x in [*model.parameters(), *model.buffers()]:
         kept.pop(x.untyped_storage().data_ptr(), None)
     return sum(kept.values())
 
@@ -43,14 +43,16 @@ def saved_bytes(model):
 def forecast(model, samples, parts):
     """A line on what a step needs and what there is; where it does not fit, on what does.
 
-    samples: of a pass, parts: passes of a step, --accumulate.
+    samples: of a pass. parts: passes of a step, --accumulate.
     """
-    fixed = 4 * sum(x.numel() * x.element_size() for x in model.parameters())   # weights, gradients, two moments
+    fixed = 4 * sum(x.numel() * x.element_size() for x in model.parameters())   # also two moments
     each = saved_bytes(model)
+    need = fixed + each * samples
     free = available()
-    words = f'memory: about {(fixed + each * samples) / 1e9:.2g} GB for a step, {free / 1e9:.2g} GB are available'
-    fitting = [n for n in range(1, samples + 1) if samples % n == 0 and fixed + each * samples / n < free]
-    if fitting[:1] == [1]:
-        return words
+    line = f'memory: about {need / 1e9:.2g} GB for a step, {free / 1e9:.2g} GB are available'
+    if need < free:
+        return line
+    fitting = [n for n in range(1, samples + 1)
+               if samples % n == 0 and fixed + each * samples / n < free]
     advice = f'--accumulate {parts * fitting[0]} fits' if fitting else 'take a smaller --size'
-    return f'{words}; {advice}, or the system may end the run without a word'
+    return f'{line}; {advice}, or the system may end the run without a word'

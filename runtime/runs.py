@@ -10,11 +10,12 @@ import torch
 from configs import InputError, ModelConfig, RunConfig, TrainConfig, show
 from runtime import checkpoint, distributed, files
 
-FORMAT = 1                      # of last.pt; a change of what it holds gets another number
-# flags that a resumed run may change: those of the machine, which it always takes from the command, and others that
-# change nothing that is computed; its datasets are compared with their files
+FORMAT = 1          # of last.pt; a change of what it holds gets another number
+# flags that a resumed run may change: those of the machine, which the command always sets, and
+# others that change nothing that is computed; its datasets are compared with their files
 OF_THE_MACHINE = {'out', 'device', 'compile', 'resume'}
 MAY_DIFFER = {*OF_THE_MACHINE, 'data', 'datasets', 'workers', 'save_every', 'log_every', 'keep'}
+INSTEAD = 'choose another --out, from its weights with --init_from or by finetune.py --checkpoint'
 
 
 @dataclass
@@ -25,41 +26,33 @@ class State:
     best: float = math.inf      # the lowest error on validation data
 
 
-# ---------------------------------------------------------------------------------------- which run
-
 def checkpoint_to_resume(run, processes):
-    """The dict of the last.pt that --resume continues, or None.
+    """The dict of the last.pt that --resume continues, {} for a new run.
 
     Raises InputError if a run would be replaced, and where processes have found different ones.
     """
     out = Path(run.out)
-    path = out / 'last.pt'
-    saved = None
-    if run.resume and path.exists():
-        saved = checkpoint.load_file(path)
-        if saved.get('format') != FORMAT:
-            raise InputError(f'{path}: weights without a run to resume, or a run of another version; start another '
-                             f'--out from them with --init_from, or in finetune.py with --checkpoint')
-    else:
-        found = [path.name for path in sorted(out.glob('*'))
-                 if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json')]
-        if found:
-            raise InputError(f'--out {out}: the folder holds a run ({" ".join(found)}); continue that of a last.pt '
-                             f'with --resume, choose another --out, or delete it')
-    distributed.require_same({'resume': f'of {out} at step {saved["step"] if saved else 0}'}, processes)
+    found = sorted(path.name for path in out.glob('*')
+                   if path.suffix == '.pt' or path.name in ('log.jsonl', 'config.json'))
+    saved = checkpoint.load_file(out) if run.resume and 'last.pt' in found else {}
+    if found and saved.get('format') != FORMAT:
+        raise InputError(f'--out {out}: the folder holds {" ".join(found)}; continue the last.pt '
+                         f'of a run of this version with --resume, or {INSTEAD}')
+    distributed.require_same({'resume': f'of {out} at step {saved.get("step", 0)}'}, processes)
     return saved
 
 
 def settings_of(command):
     """All settings of a train.Command: {'size', 'model', 'train', 'run', 'finetune'}."""
-    return {'size': command.size, 'model': {**vars(command.model)}, 'train': {**vars(command.recipe)},
-            'run': {**vars(command.run)}, 'finetune': {**command.tune}}
+    return {'size': command.size, 'model': {**vars(command.model)},
+            'train': {**vars(command.recipe)}, 'run': {**vars(command.run)},
+            'finetune': {**command.tune}}
 
 
 def flat(settings):
     """{flag: value} of what `settings_of` returns."""
-    model, recipe, run, tune = (settings[part] for part in ('model', 'train', 'run', 'finetune'))
-    return {'size': settings['size'], **model, **recipe, **run, **tune}
+    return {'size': settings['size'], **settings['model'], **settings['train'], **settings['run'],
+            **settings['finetune']}
 
 
 def taken_over(command, saved):
@@ -71,37 +64,35 @@ def taken_over(command, saved):
     now = flat(settings_of(command))
     before = flat(settings)
     for name in sorted(command.given - MAY_DIFFER):
-        one, other = show(now[name]), show(before.get(name, ''))
-        if one != other:
-            raise InputError(f'--{name} {one or "(none)"}: the run to resume has {other or "none"}; repeat its '
-                             f'command, or begin another --out, from its weights with --init_from or in '
-                             f'finetune.py with --checkpoint')
+        asked, its = (show(values.get(name, '')) for values in (now, before))
+        if asked != its:
+            raise InputError(f'--{name} {asked}: the run to resume has {its or "none"}; repeat its '
+                             f'command, or {INSTEAD}')
     kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
     return command._replace(
-        model=ModelConfig(**settings['model']), recipe=TrainConfig(**settings['train']),
-        run=RunConfig(**{**settings['run'], **kept}), size=settings['size'], tune=settings['finetune'])
+        size=settings['size'], model=ModelConfig(**settings['model']), tune=settings['finetune'],
+        recipe=TrainConfig(**settings['train']), run=RunConfig(**{**settings['run'], **kept}))
 
 
 def require_same_data(before, now, folder):
-    """Raise InputError for the first of {dataset: headers of its files} that differs from that of a run."""
+    """Raise InputError for {dataset: headers of its files} that differ from those of a run."""
     if [*before] != [*now]:
         raise InputError(f'--datasets {" ".join(now)}: the run to resume has {" ".join(before)}')
     for name, headers in now.items():
         for split in ('test', 'valid', 'train'):
             if headers.get(split) != before[name].get(split):
-                raise InputError(f'--resume: {folder}/{name}/{split}.h5 is not the file of the run, but has other '
-                                 f'fields or attributes; restore it, or choose another --out')
+                raise InputError(f'--resume: {folder}/{name}/{split}.h5 is not the file of the '
+                                 f'run, but has other fields or attributes; restore it, or choose '
+                                 f'another --out')
 
-
-# ---------------------------------------------------------------------------------------- its files
 
 def save(training, processes):
     """Write the last.pt of a train.Training, with all that `restore` takes over."""
     if processes.rank == 0:
         state = {'model': training.model.state_dict(), 'optimizer': training.optimizer.state_dict(),
                  'rng': torch.get_rng_state(), 'format': FORMAT}
-        path = Path(training.command.run.out, 'last.pt')
-        checkpoint.save_file({**state, **vars(training.progress), **training.metadata}, path)
+        checkpoint.save_file({**state, **vars(training.progress), **training.metadata},
+                             Path(training.command.run.out, 'last.pt'))
 
 
 def restore(saved, model, optimizer):
@@ -113,8 +104,8 @@ def restore(saved, model, optimizer):
 
 
 def read_log(path):
-    """The lines of a log.jsonl, one dict a step, which a scoring joins, without a last one that a
-    crash has left incomplete.
+    """The lines of a log.jsonl, one dict a step, which a scoring joins; one that a crash has cut
+    off at the end is left out.
     """
     steps = {}
     with files.naming(path, 'damaged, or not the log of a run'):
@@ -135,19 +126,16 @@ class Log:
         self.path = path
         self.recipe = recipe
         self.processes = processes
-        self.pending = []                       # the numbers of each step since the last line, on the device
-        lines = [line for line in read_log(path) if line['step'] <= step] if path.exists() else []
+        self.pending = []           # the numbers of each step since the last line, on the device
+        lines = read_log(path) if path.exists() else []
+        lines = [line for line in lines if line['step'] <= step]
         if processes.rank == 0:
             files.write_text(path, ''.join(json.dumps(line) + '\n' for line in lines))
-        self.began = time.perf_counter() - max((line['wall_s'] for line in lines), default=0.0)
-        self.go_on()
-
-    def go_on(self):
-        """Begin to measure time; what came before, such as a scoring, does not count."""
-        self.since = time.perf_counter()
+        self.since = time.perf_counter()            # from when on the next steps are timed
+        self.began = self.since - max((line['wall_s'] for line in lines), default=0.0)
 
     def add(self, loss, norm, load):
-        """Note the loss and the norm of the gradient of a step, and the load of its experts (layers, E)."""
+        """Note the loss and gradient norm of a step, and the load of its experts (layers, E)."""
         self.pending.append(torch.cat([torch.stack([loss, norm]), load.flatten()]))
         self.shape = load.shape
 
@@ -156,29 +144,32 @@ class Log:
 
         Raises InputError for a loss or a gradient that is not finite.
         """
-        rows = self.processes.sum(torch.stack(self.pending)).cpu().double() / self.processes.world_size
+        rows = self.processes.sum(torch.stack(self.pending)).cpu().double()
+        rows /= self.processes.world_size
         for number, (loss, norm, *_) in enumerate(rows.tolist(), step - len(rows) + 1):
             if not math.isfinite(loss + norm):
                 advice = 'begin another run with a lower --lr or --grad_clip'
                 if number == 1:
-                    advice = 'before any update; train with --normalize, or in other units of the data'
-                raise InputError(f'step {number}: the loss is {loss} and the norm of its gradient {norm}; {advice}')
+                    advice = 'before any update; train with --normalize, or in other units'
+                raise InputError(f'step {number}: the loss is {loss} and the norm of its gradient '
+                                 f'{norm}; {advice}')
         seconds = time.perf_counter() - self.since
         loss = rows[:, 0].mean().item()
         speed = self.recipe.batch_size * len(rows) / seconds
-        line = {'step': step, 'loss': loss, 'epoch': epoch, 'lr': lr, 'grad_norm': rows[-1, 1].item(),
-                'samples_per_s': speed, 'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
+        line = {'step': step, 'loss': loss, 'epoch': epoch, 'lr': lr,
+                'grad_norm': rows[-1, 1].item(), 'samples_per_s': speed,
+                'gpu_memory_mb': torch.cuda.max_memory_allocated() / 1e6}
         load = rows[:, 2:].mean(0).view(self.shape).tolist()
         self.append({**line, 'load': load} if load else line)
         self.processes.print(f'step {step}/{self.recipe.steps}: loss {loss:.4f}, lr {lr:.2e}, '
                              f'{1000 * seconds / len(rows):.0f} ms, {speed:.0f} samples/s')
         self.pending = []
-        self.go_on()
 
     def append(self, line):
         """Append a line with the seconds since the run began, over all its processes."""
         if self.processes.rank == 0:
             text = json.dumps({**line, 'wall_s': time.perf_counter() - self.began})
             files.require_held(self.path.parent)
-            with files.naming(self.path, 'cannot be written', OSError), open(self.path, 'a', encoding='utf-8') as file:
+            with files.naming(self.path, 'cannot be written', OSError), self.path.open('a') as file:
                 file.write(text + '\n')
+        self.since = time.perf_counter()            # a scoring does not count

@@ -17,20 +17,13 @@ def require(ok, message):
         raise InputError(message)
 
 
-def attributes_of(stored):
-    """The attributes of an HDF5 dataset, without those that netCDF stores for ''."""
-    return {name: value for name, value in stored.attrs.items()
-            if not isinstance(value, h5py.Empty)}
-
-
 def text_of(value):
     """A text of any kind, or anything else, as a str. Bytes that are not UTF-8 are Latin-1."""
     if not isinstance(value, bytes):
         value = str(value).encode('utf-8', 'backslashreplace')      # a file's name may be no UTF-8
-    try:
+    with suppress(UnicodeDecodeError):
         return value.decode()
-    except UnicodeDecodeError:
-        return value.decode('latin-1')
+    return value.decode('latin-1')
 
 
 def names_of(value):
@@ -42,10 +35,9 @@ def names_of(value):
 
 def number_of(value):
     """An attribute that is a number, or an array of one; NaN if it is neither."""
-    try:
+    with suppress(TypeError, ValueError):
         return float(np.asarray(value).item())
-    except (TypeError, ValueError):
-        return math.nan
+    return math.nan
 
 
 def storable(attributes):
@@ -62,13 +54,12 @@ NETCDF = dict(scale_factor=1.0, add_offset=0.0, _FillValue=math.nan, missing_val
               valid_min=None, valid_max=None, valid_range=None, _Unsigned=None)
 
 
-def whole(file, key):
-    """The HDF5 dataset `key` of an open file.
+def whole(stored):
+    """The same HDF5 dataset.
 
     Raises InputError where HDF5 would read bytes that are absent as 0 and where netCDF's rules
     apply, and for a filter that is not installed.
     """
-    stored = file[key]
     path = stored.file.filename
     where = f'{path}: {stored.name}'
     properties = stored.id.get_create_plist()

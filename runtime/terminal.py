@@ -13,8 +13,7 @@ from tqdm import tqdm
 
 from configs import InputError, nearest, show
 
-# which end a command, and a training once it is saved: what schedulers send, and what comes when a reader of stdout,
-# such as `head`, goes away
+# which end a command, and a training once it is saved; by SIGPIPE a reader such as `head` has gone
 SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE
 
 
@@ -55,8 +54,8 @@ def fail(message):
     """Print one line on standard error, with AOTPOT_TRACEBACK=1 below the traceback; exit 2."""
     if os.environ.get('AOTPOT_TRACEBACK') and sys.exc_info()[0]:
         traceback.print_exc()
-    line = message.replace('\n', '\\n')                                # a name may have line breaks
-    print(f'error: {line}\n', end='', file=sys.stderr, flush=True)             # at once, beside other processes
+    line = message.replace('\n', '\\n')                        # a name may have line breaks
+    print(f'error: {line}\n', end='', file=sys.stderr, flush=True)     # at once, beside others
     sys.exit(2)
 
 
@@ -65,12 +64,10 @@ def handling(numbers, handler):
     """Let `handler` take the signals within the block, but for those that are ignored, such as
     SIGHUP under nohup. Python itself ignores SIGPIPE.
     """
-    before = {number: signal.getsignal(number) for number in numbers}
-    before = {number: former for number, former in before.items()
-              if former != signal.SIG_IGN or number == signal.SIGPIPE}
+    heard = [number for number in numbers
+             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGPIPE]
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
-        for number in before:
-            signal.signal(number, handler)
         yield
     finally:
         for number, former in before.items():
@@ -84,43 +81,29 @@ def cli(main):
     their number. Other errors are Python's.
     """
     def stop(number, _):
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)                 # or the line below would send it again
         raise KeyboardInterrupt(number)               # as Ctrl-C, so that what is half-written goes
     if hasattr(sys.stdout, 'reconfigure'):
-        sys.stdout.reconfigure(errors='backslashreplace')             # for names that its encoding lacks
+        sys.stdout.reconfigure(errors='backslashreplace')       # for names that its encoding lacks
+    at_once = 'TORCHELASTIC_RUN_ID' in os.environ   # gloo's threads may abort a process as it ends
     try:
         with handling(SIGNALS, stop):
             code = main() or 0
             sys.stdout.flush()
     except KeyboardInterrupt as error:
-        [number] = error.args
+        code = 128 + error.args[0]
+        at_once = True                     # sys.exit would wait for solvers in threads of their own
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)           # or the next line may send it again
         with suppress(BrokenPipeError):
-            print(f'stopped by {signal.Signals(number).name}', file=sys.stderr)
-        end(128 + number)                  # sys.exit would wait for solvers in threads of their own
-    except BrokenPipeError:
-        end(128 + signal.SIGPIPE)
-    except (InputError, FloatingPointError) as error:
-        fail(str(error))
-    except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or re.search('out of memory|allocate memory', str(error))):
-            raise
-        cause = str(error).partition('\n')[0]
-        fail(f'too little memory ({cause}); a smaller --size or --batch_size needs less, and in '
-             f'train.py a larger --accumulate')
-    except OSError as error:
-        fail(f'{error.filename}: {error.strerror}' if error.filename else str(error))
-    if 'TORCHELASTIC_RUN_ID' in os.environ:         # gloo's threads may abort one of several processes as it ends
-        end(code)
+            print(f'stopped by {signal.Signals(error.args[0]).name}', file=sys.stderr)
+    except (InputError, FloatingPointError, OSError) as error:
+        path = getattr(error, 'filename', None)
+        fail(f'{path}: {error.strerror}' if path else str(error))
+    if at_once:
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()
+        os._exit(code)
     if code:
         sys.exit(code)
-
-
-def end(code):
-    """End the process at once, with nothing left in its buffers."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BrokenPipeError):
-            stream.flush()
-    os._exit(code)
 
 
 def Progress(*items, disable=False, **options):
@@ -140,13 +123,9 @@ def table(title, rows, float_format='.4f'):
         large = float_format[-1] == 'f' and abs(value) >= 1e4
         return f'{value:.2e}' if large else f'{value:{float_format}}'
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    headings = [heading.split('\n')[::-1] for heading in (title, *columns)]             # from the lowest line
+    headings = [heading.split('\n')[::-1] for heading in (title, *columns)]     # the lowest first
     grid = [*zip_longest(*headings, fillvalue='')][::-1]
-    for name, row in rows.items():
-        grid.append([name, *(cell(row.get(column)) for column in columns)])
+    grid += [(name, *(cell(row.get(column)) for column in columns)) for name, row in rows.items()]
     first, *widths = [max(map(len, column)) + 2 for column in zip(*grid)]
-    lines = []
-    for name, *texts in grid:
-        cells = [text.rjust(width) for text, width in zip(texts, widths)]
-        lines.append((name.ljust(first) + ''.join(cells)).rstrip())
-    return lines
+    lines = [name.ljust(first) + ''.join(map(str.rjust, cells, widths)) for name, *cells in grid]
+    return [line.rstrip() for line in lines]

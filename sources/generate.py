@@ -1,8 +1,8 @@
 """Generate training data with the PDE solvers in pdes/.
 
-    python -m sources.generate ns2d_fno_1e-3            with the paper's sizes, into data/ns2d_fno_1e-3/
-    python -m sources.generate builtin --preset nano    the built-in mixture in small form, into data/nano/: a minute
-    python -m sources.generate builtin --preset mini    the paper's twelve, with four times as many trajectories
+    python -m sources.generate ns2d_fno_1e-3            the paper's sizes, into data/ns2d_fno_1e-3/
+    python -m sources.generate builtin --preset nano    small ones, into data/nano/: a minute
+    python -m sources.generate builtin --preset mini    the twelve, with four times as many of them
     python -m sources.generate wave_gauss --train 200 --test 20 --device cuda
 
 Shapes: N trajectories of a split, B of a batch, T frames, H W grid points, C channels, M points a
@@ -25,8 +25,10 @@ from runtime import distributed, files, terminal
 from runtime.terminal import Progress
 from sources.pdes import FAMILIES
 
-NANO = dict(resolution=64, train=48, test=8)    # sizes of the nano form, of which a family's own `nano` replaces some
-TRAIN_MULTIPLE = {'nano': 1, 'mini': 4}         # preset -> how many times as many training trajectories
+NANO = dict(resolution=64, train=48, test=8)    # of which a family's own `nano` replaces some
+SIZES = dict(resolution='grid points a side', train='trajectories', valid='trajectories',
+             test='trajectories', frames='of a trajectory', seed='of the initial states [0]')
+TRAIN_MULTIPLE = {'nano': 1, 'mini': 4}         # of the training trajectories in NANO
 
 
 class Plan(NamedTuple):
@@ -37,7 +39,7 @@ class Plan(NamedTuple):
     dt: float                   # time between two frames
     counts: dict                # split -> trajectories, in the order of SPLITS
     seed: int
-    grid: int = 0               # least number of grid points a side of the solver; 0: that of the family
+    grid: int = 0               # least number of the solver's points a side; 0: the family's
 
     @property
     def stride(self):
@@ -55,48 +57,51 @@ class Plan(NamedTuple):
         family = FAMILIES[self.name]
         dataset = DATASETS[self.name]
         version = f' version {family.version}' if family.version > 1 else ''
-        return dict(source=f'generate.py seed {self.seed} grid {self.resolution * self.stride}{version}',
-                    pde=family.pde, dt=self.dt, channels=dataset.channels, static=dataset.static,
-                    t_test=min(dataset.t_test, self.frames - 1))
+        source = f'generate.py seed {self.seed} grid {self.resolution * self.stride}{version}'
+        return dict(source=source, pde=family.pde, dt=self.dt, channels=dataset.channels,
+                    static=dataset.static, t_test=min(dataset.t_test, self.frames - 1))
 
 
 def plan(name, preset='paper', **changes):
-    """The Plan of a dataset with the sizes of a preset. 'nano' and 'mini' have a valid split like test.
+    """The Plan of a dataset with the sizes of a preset; nano and mini have a valid split like test.
 
     changes: resolution, train, valid, test, frames, dt and seed, where they are not None.
     Raises InputError for bad ones.
     """
     if name not in FAMILIES:
         hint = configs.nearest(name, [*FAMILIES, 'builtin', 'all'])
-        raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts downloads')
+        raise InputError(f'no solver makes {name!r}{hint}; python -m sources.prepare converts '
+                         f'downloads')
     dataset = DATASETS[name]
-    sizes = {size: getattr(dataset, size) for size in ('resolution', 'frames', 'dt', 'train', 'test')}
+    sizes = {key: getattr(dataset, key) for key in ('resolution', 'frames', 'dt', 'train', 'test')}
     if preset in TRAIN_MULTIPLE:
         sizes |= NANO | FAMILIES[name].nano
         sizes['train'] *= TRAIN_MULTIPLE[preset]
     sizes |= {key: value for key, value in changes.items() if value is not None}
     sizes = {'valid': sizes['test'] if preset in TRAIN_MULTIPLE else 0, 'seed': 0} | sizes
-    if dataset.frames == 2 and sizes['frames'] != 2:
-        raise InputError(f'--frames {sizes["frames"]}: {name} is a steady problem of 2 frames, input and solution')
     least = dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames))
+    most = dict(frames=2) if dataset.frames == 2 else {}            # a steady problem
     for key in ('resolution', 'frames', 'seed', *SPLITS):
-        configs.bounded(f'--{key}', sizes[key], least=least.get(key, 0), most=10 ** 9)
+        configs.bounded(f'--{key}', sizes[key], least.get(key, 0), most.get(key, 10 ** 9))
     counts = {split: sizes.pop(split) for split in SPLITS}
     return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
 
 
 def initial(plan, split, indices):
     """The initial states, {name: fields (B, M, M) or numbers (B,)} in float64."""
-    stream = zlib.crc32(f'{plan.name.removesuffix("_c")}/{split}'.encode())     # the same waves with and without c
-    M = plan.resolution * plan.stride
-    draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)), M) for index in indices]
+    name = plan.name.removesuffix('_c')                     # the same waves with and without c
+    stream = zlib.crc32(f'{name}/{split}'.encode())
+    draws = [FAMILIES[plan.name].draw(np.random.default_rng((plan.seed, stream, index)),
+                                      plan.resolution * plan.stride) for index in indices]
     return {key: np.stack([fields[key] for fields in draws]) for key in draws[0]}
 
 
 def simulate(plan, split, indices, device='cpu'):
     """Solve for trajectories of a split: a NumPy array (B, T, H, W, C)."""
-    states = {key: torch.from_numpy(field).float().to(device) for key, field in initial(plan, split, indices).items()}
-    return FAMILIES[plan.name].solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states).cpu().numpy()
+    states = {key: torch.from_numpy(field).float().to(device)
+              for key, field in initial(plan, split, indices).items()}
+    solve = FAMILIES[plan.name].solve
+    return solve(stride=plan.stride, frames=plan.frames, dt=plan.dt, **states).cpu().numpy()
 
 
 def generate(folder, plans, device='cpu'):
@@ -109,9 +114,9 @@ def generate(folder, plans, device='cpu'):
         return splits_to_write(Path(folder, plan.name), plan.shapes, plan.attributes())
     cpu = torch.device(device).type == 'cpu'
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads if cpu else 1, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(threads if cpu else 1, 'solver', torch.set_num_threads, (1,))
     try:
-        for plan in [plan for plan in plans if missing(plan)]:
+        for plan in [*filter(missing, plans)]:                   # all are compared first
             place = Path(folder, plan.name)
             bar = Progress(total=sum(plan.counts.values()), unit=' trajectories', desc=plan.name)
             with files.lock(place, wait='generating'), bar:
@@ -120,7 +125,8 @@ def generate(folder, plans, device='cpu'):
                     size = min(4 if cpu else 32, max(1, 2 ** 28 // math.prod(shape)))
                     batches = [range(N)[first:first + size] for first in range(0, N, size)]
                     solutions = pool.map(partial(simulate, plan, split, device=device), batches)
-                    with writer(place / f'{split}.h5', (N, *shape), **plan.attributes()) as file:
+                    path = place / f'{split}.h5'
+                    with writer(path, (N, *shape), **plan.attributes()) as file:
                         for batch, fields in zip(batches, solutions):
                             file['data'][batch.start:batch.stop] = fields
                             bar.update(len(batch))
@@ -138,12 +144,15 @@ def long_reference(dataset, steps, samples, config, processes):
     resolution = config.resolution
     path = dataset.path.with_name(f'rollout{frames}_{configs.show(resolution)}_{samples}.h5')
     if resolution[0] != resolution[-1] or len(resolution) != 2:
-        raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has {configs.show(resolution)}')
+        raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has '
+                         f'{configs.show(resolution)}')
     if processes.rank == 0:
         if not path.exists():
-            print(f'making {samples} reference trajectories of {frames} frames in {path}', flush=True)
+            print(f'making {samples} reference trajectories of {frames} frames in {path}',
+                  flush=True)
         reference = plan(dataset.name, resolution=resolution[0], frames=frames, dt=dataset.dt)
-        generate(path.parent.parent, [reference._replace(counts={path.stem: samples})], processes.device)
+        reference = reference._replace(counts={path.stem: samples})
+        generate(path.parent.parent, [reference], processes.device)
     distributed.barrier(processes)
     return path.stem
 
@@ -155,24 +164,25 @@ def builtin_tests(folder, names, device):
     if names and Path(folder) == Path('data', preset):
         print(f'generating the test sets of {", ".join(names)} in {folder}', flush=True)
         plans = [plan(name, preset) for name in names]
-        generate(folder, [each._replace(counts={'test': each.counts['test']}) for each in plans], device)
+        plans = [each._replace(counts={'test': each.counts['test']}) for each in plans]
+        generate(folder, plans, device)
 
 
 def main():
     parser = terminal.Parser(description=__doc__)
-    parser.add_argument('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
-    parser.add_argument('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
-    parser.add_argument('--preset', default='paper', choices=('nano', 'mini', 'paper'), help='which sizes [paper]')
-    sizes = 'resolution', 'train', 'valid', 'test', 'frames', 'seed'
-    words = 'grid points a side', *['trajectories'] * 3, 'of a trajectory', 'of the initial states [0]'
-    for size, text in zip(sizes, words):
-        parser.add_argument(f'--{size}', type=int, metavar='X', help=text)
-    parser.add_argument('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
+    add = parser.add_argument
+    add('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
+    add('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
+    add('--preset', default='paper', choices=('nano', 'mini', 'paper'), help='which sizes [paper]')
+    for size, words in SIZES.items():
+        add(f'--{size}', type=int, metavar='X', help=words)
+    add('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
-    groups = {'all': FAMILIES, 'builtin': configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])}
+    builtin = configs.BUILTIN.get(args.preset, configs.BUILTIN['nano'])
+    groups = {'all': FAMILIES, 'builtin': builtin}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    changes = {size: getattr(args, size) for size in sizes}
+    changes = {size: getattr(args, size) for size in SIZES}
     plans = [plan(name, args.preset, **changes) for name in names]
     generate(folder, plans, distributed.choose_device(args.device))
 

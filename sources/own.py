@@ -14,7 +14,7 @@ import zipfile
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import groupby, permutations
+from itertools import chain, groupby, permutations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +23,14 @@ import numpy as np
 
 from configs import InputError, arg, check_fields, show
 from runtime.files import naming
-from runtime.stored import require, text_of, whole
+from runtime.stored import require, whole
 from runtime.terminal import warn
 
 NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
 TIMES = 'time', 'times', 't', 't-coordinate'                        # the last is PDEBench's
 GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
+ORDER = 'NTXYZCK'                                                   # of our axes; K: a tensor's
 SECONDS = dict(days=86400, hours=3600, minutes=60, milliseconds=1e-3, microseconds=1e-6,
                nanoseconds=1e-9)
 UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
@@ -58,9 +59,10 @@ class Piece(NamedTuple):
 @dataclass(frozen=True)
 class Own:
     """How files of one's own become a dataset."""
-    layout: tuple = arg((), 'the axes of an array in their order, such as NTCHW, and of single ones, such as nu=N',
-                        **SEVERAL)
-    variables: tuple = arg((), 'those to read, in the order of the channels; default: the only one', **SEVERAL)
+    layout: tuple = arg((), 'the axes of an array in their order, such as NTCHW, and of single '
+                            'ones, such as nu=N', **SEVERAL)
+    variables: tuple = arg((), 'those to read, in the order of the channels; default: the only one',
+                           **SEVERAL)
     channels: tuple = arg((), 'their names; default: of the variables', **SEVERAL)
     frames: int = arg(0, 'cut trajectories into pieces of N frames', least=0, metavar='N')
     dt: float = arg(0.0, 'the time between two frames; 0: as in the file, or 1', metavar='X')
@@ -68,7 +70,7 @@ class Own:
     test_source: tuple = arg((), 'files that are the test set', **SEVERAL)
     test: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
     valid: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
-    split: str = arg('seed', 'seed: they are drawn, order: they are the last', choices=['seed', 'order'])
+    split: str = arg('seed', 'they are drawn, or the last', choices=['seed', 'order'])
     seed: int = arg(0, 'that draws them', least=0, metavar='N')
 
     def __post_init__(self):
@@ -82,11 +84,12 @@ def reading(where):
     return naming(where, UNREADABLE, Exception)
 
 
-def library(path, name, package):
-    """The module `name` of a package that reads this kind of file, and that not everybody needs."""
+def library(path, name):
+    """The module `name` of the package that this kind of file needs, and not everybody has."""
     try:
         return import_module(name)
     except ImportError:
+        package = name.partition('.')[0]
         raise InputError(f'{path}: needs {package}; run: pip install {package}') from None
 
 
@@ -101,15 +104,20 @@ class Stored:
         self.dtype = None if kind in (b'char', 'char') else item.dtype
 
     def __getitem__(self, index):
-        values = whole(self._item.file, self._item.name)[index[::self._step]]
+        values = whole(self._item)[index[::self._step]]
         return values.T if self._step < 0 else values
 
 
-def holds_values(item):
-    """Whether what h5py found in a file is an array, and no dimension of a netCDF file alone."""
-    if not isinstance(item, h5py.Dataset) or item.shape is None:
-        return False
-    return 'not a netCDF variable' not in text_of(item.attrs.get('NAME', ''))
+def stored_in(group):
+    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values."""
+    found = {}
+
+    def add(name, item):
+        if isinstance(item, h5py.Dataset) and item.shape is not None:
+            if 'not a netCDF variable' not in str(item.attrs.get('NAME')):
+                found[name] = Stored(item)
+    group.visititems(add)
+    return found
 
 
 def variables_of(group, place=''):
@@ -122,20 +130,20 @@ def variables_of(group, place=''):
 
 @functools.lru_cache(2)
 def in_memory(path, names, changed):
-    """{name: array} of `names`, or of all, in an .npz or an older .mat.
+    """{name: array} of an .npz or an older .mat, None for objects; those of an .npz that is not
+    compressed are mapped, and of the others only `names` are read, or all.
 
     changed: when it was written.
     """
     if path.suffix.lower() == '.mat':
-        scipy = library(path, 'scipy.io', 'scipy')
-        return scipy.loadmat(path, variable_names=names or None)
+        return library(path, 'scipy.io').loadmat(path, variable_names=names or None)
     found = {}
     with zipfile.ZipFile(path) as file:
         for member in file.infolist():
             name = member.filename.removesuffix('.npy')
             found[name] = None
-            with suppress(ValueError), file.open(member) as stream:         # an array of objects
-                if member.compress_type == zipfile.ZIP_STORED:          # it is mapped, as an .npy
+            with suppress(ValueError), file.open(member) as stream:
+                if member.compress_type == zipfile.ZIP_STORED:
                     np.lib.format.read_magic(file.fp)
                     shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file.fp)
                     order = 'F' if by_columns else 'C'
@@ -149,6 +157,7 @@ def in_memory(path, names, changed):
 def opened(paths, names=()):
     """{name: array} in files and in their attributes; None: not of real numbers.
 
+    paths: an HDF5 file's group is file/group.
     names: of a compressed .npz and an older .mat these alone are read.
     """
     attributes, found = {}, {}
@@ -164,22 +173,21 @@ def opened(paths, names=()):
                 problem = 'an attribute must have the type of its variable, or gaps are missed'
                 stack.enter_context(naming(path, problem, UserWarning))
                 stack.enter_context(warnings.catch_warnings(action='error', category=UserWarning))
-                netcdf = library(path, 'netCDF4', 'netCDF4')
-                file = stack.enter_context(netcdf.Dataset(path))
-                attributes |= {name: file.getncattr(name) for name in file.ncattrs()}
+                file = stack.enter_context(library(path, 'netCDF4').Dataset(path))
+                attributes |= file.__dict__
                 found |= variables_of(file)
             else:
-                file = stack.enter_context(h5py.File(path))
-                attributes |= file.attrs
-                file.visititems(lambda name, item: found.update(
-                    {name: Stored(item)} if holds_values(item) else {}))
+                path, group = (path.parent, path.name) if path.parent.is_file() else (path, '/')
+                group = stack.enter_context(h5py.File(path))[group]
+                attributes |= group.attrs
+                found |= stored_in(group)
         numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
                    if np.size(value) == 1}
         found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
-        types = {name: getattr(array, 'datatype', getattr(array, 'dtype', None))    # netCDF4's own
-                 for name, array in found.items()}
-        yield {name: found[name] if getattr(dtype, 'kind', 'O') in 'fiub' else None
-               for name, dtype in types.items()}
+        for name, array in found.items():
+            dtype = getattr(array, 'datatype', getattr(array, 'dtype', None))       # netCDF4's own
+            found[name] = array if getattr(dtype, 'kind', 'O') in 'fiub' else None
+        yield found
 
 
 def contents(path, names=()):
@@ -200,24 +208,34 @@ def places(shape, axes):
     return longer if len(longer) == len(axes) else None
 
 
-def read_channels(arrays, order, **cut):
-    """The channels of all [(array, its axes)] at {axis: slice}, along the axes of `order`.
+def reader(main, axes, space):
+    """The function `read` of a Source on the grid `space` of the variables {name: axes}."""
 
-    What lacks an axis is repeated along it.
-    """
-    parts = []
-    for array, axes in arrays:
+    def along_all(array, its, cut):
+        """An array at {axis: slice}, (N, T, X, Y, Z, C), of which the axes that it lacks are 1."""
         index = [0] * len(array.shape)                                      # of more axes of size 1
-        for axis, place in zip(axes, places(array.shape, axes)):
+        for axis, place in zip(its, places(array.shape, its)):
             index[place] = cut.get(axis, slice(None))
         values = array[tuple(index)]
         if np.ma.isMaskedArray(values):
             values = values.astype(np.float64).filled(np.nan)
-        values = np.transpose(values, [axes.index(axis) for axis in order + 'K' if axis in axes])
-        values = np.expand_dims(values, [i for i, axis in enumerate(order) if axis not in axes])
-        parts.append(values.reshape(*values.shape[:len(order) - 1], -1))
-    shape = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
-    return np.concatenate([np.broadcast_to(part, (*shape, part.shape[-1])) for part in parts], -1)
+        values = np.transpose(values, [its.index(axis) for axis in ORDER if axis in its])
+        values = np.expand_dims(values, [i for i, axis in enumerate(ORDER) if axis not in its])
+        return values.reshape(*values.shape[:5], -1)
+
+    def block(paths, **cut):
+        with opened(paths, axes) as found:
+            parts = [along_all(found[name], its, cut) for name, its in axes.items()]
+        shape = np.broadcast_shapes(*(part.shape[:5] for part in parts))
+        u = np.concatenate([np.broadcast_to(u, (*shape, u.shape[5])) for u in parts], -1)
+        return u.reshape(*shape[:2], *space, -1)
+
+    def read(piece, n, t):
+        t = slice(piece.start + t.start, piece.start + t.stop)
+        if 'T' in main:
+            return block(piece.parts[0], N=n, T=t)
+        return np.concatenate([block(paths, N=n) for paths in piece.parts[t]], 1)
+    return read
 
 
 # ------------------------------------------------------------------------------------ axes
@@ -237,58 +255,62 @@ def parse_layout(words):
 
 
 def fit_axes(path, arrays, main, named, sizes, axis_of):
-    """{name: axes} of {name: array} in a file; the `sizes` of axes become complete.
+    """{name: axes} of {name: array} in a file: those that are `named`, or `main`, or the only ones
+    that fit the `sizes` of axes and the names of dimensions.
 
-    Axes that are not `named`, or `main`, are told by the names of dimensions and by their sizes.
-    axis_of: {name of a dimension: axis} of all files, which becomes complete, too.
+    sizes, axis_of: {axis: size} and {name of a dimension: axis}, which become complete.
     """
     axes = {name: main for name, array in arrays.items() if places(array.shape, main)} | named
     for name in sorted(arrays, key=lambda name: name not in axes):
         shape = arrays[name].shape
-        where = f'{path}: {name or "it"} has the shape {shape}'
-        require(0 not in shape, f'{where}, which is empty')
-        dimensions = getattr(arrays[name], 'dimensions', [''] * len(shape))
-        if name not in axes:
-            longer = [i for i, size in enumerate(shape) if size > 1]
-            fits = [''.join(some) for some in permutations(main, len(longer)) if all(
-                sizes.get(axis) == shape[i] and axis_of.get(dimensions[i], axis) == axis
-                for axis, i in zip(some, longer))]
-            require(len(fits) == 1, f'{where}, along {" or ".join(fits) or "none"} of the axes '
-                                    f'{sizes or main}; say which: --layout {main} {name}=X')
-            axes[name], = fits
-        at = places(shape, axes[name])
-        require(at is not None, f'{where}, which --layout {name}={axes[name]} does not fit')
-        for axis, place in zip(axes[name], at):
-            require(axis in 'CK' or sizes.setdefault(axis, shape[place]) == shape[place],
-                    f'{where}, {shape[place]} along {axis}, but others {sizes.get(axis)}')
-            called = dimensions[place]
-            if called and not called.startswith('phony_dim') and dimensions.count(called) == 1:
-                known = axis_of.setdefault(called, axis)            # netCDF4's phony ones are sizes
-                require(known == axis, f'{where}, where {called} is the axis {axis}, but of others '
-                                       f'{known}; say --layout {main} {name}=X')
+        called = getattr(arrays[name], 'dimensions', ())
+        single = [word for word in called if called.count(word) == 1 and word[:9] != 'phony_dim']
+        possible = permutations([axis for axis in main if axis in sizes], sum(n > 1 for n in shape))
+        guesses = [axes[name]] if name in axes else map(''.join, possible)
+        fits = {}
+        for its in guesses:
+            at = places(shape, its)
+            if at is None or 0 in shape:
+                continue
+            new = {axis: shape[i] for axis, i in zip(its, at) if axis not in 'CK'}
+            means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in single}
+            if sizes | new == new | sizes and axis_of | means == means | axis_of:       # they agree
+                fits[its] = new, means
+        words = ' '.join([str(shape), *called])
+        known = f'{sizes or main} {axis_of or ""}'.strip()
+        require(len(fits) == 1, f'{path}: {name or "it"} has the shape {words}, along '
+                                f'{" or ".join(fits) or "none"} of the axes {known}; say which: '
+                                f'--layout {main} {name}=X')
+        (axes[name], (new, means)), = fits.items()
+        sizes |= new
+        axis_of |= means
     return {name: axes[name] for name in arrays}
 
 
-def points_of(found, names, size):
+def points_of(found, names, sizes):
     """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size).
 
     Times that say their unit are in seconds: xarray takes another one for other steps.
     """
     for name, array in found.items():
         if array is not None and name.split('/')[-1].lower() in names:
-            if math.prod(array.shape) == size or array.shape[1:] == (size,):
+            shape = [size for size in array.shape if size > 1] or [1]
+            if len(shape) < 3 and shape[-1] in sizes:
                 unit = SECONDS.get(str(getattr(array, 'units', '')).partition(' since ')[0], 1)
-                yield unit * np.reshape(array[(slice(None),) * len(array.shape)], (-1, size))
+                yield unit * np.reshape(array[(slice(None),) * len(array.shape)], (-1, shape[-1]))
 
 
-def even_step(path, points, uneven):
-    """The step between numbers. InputError: it changes beyond rounding, and may not be `uneven`."""
-    steps = np.diff(np.float64(points))
-    rounding = 4 * np.finfo(np.result_type(points, np.float16)).eps * np.abs(points).max()
-    require(uneven or np.ptp(steps) <= 1e-3 * abs(steps.mean()) + rounding,
-            f'{path}: times or grid points {points[:5]} ... are uneven; --uneven takes them as '
-            f'even')
-    return steps.mean()
+def even_steps(path, lines, uneven):
+    """The mean step in each of the lines (n, size) of times or grid points.
+
+    Raises InputError if the steps of one change beyond rounding, and may not be `uneven`.
+    """
+    steps = np.diff(np.float64(lines))
+    rounding = 4 * np.finfo(np.result_type(lines, np.float16)).eps * np.abs(lines).max(1)
+    even = np.ptp(steps, 1) <= 1e-3 * abs(steps.mean(1)) + rounding
+    require(uneven or even.all(), f'{path}: times or grid points {lines[even.argmin()][:5]} ... '
+                                  f'are uneven; --uneven takes them as even')
+    return steps.mean(1)
 
 
 # ------------------------------------------------------------------------------------ several files
@@ -319,29 +341,27 @@ def join(paths, own):
     names = own.variables
     if not main or not names:
         shapes, listed = contents(paths[0])
-        require(main, f'--layout is missing: the axes in their order, such as NTHWC for {paths[0]}: '
-                      f'{listed}')
         names = [name for name, shape in shapes.items() if places(shape, main)]
-        require(len(names) == 1 or '' in names,
-                f'{paths[0]}: {len(names)} arrays fit --layout {main}; name those to read with '
-                f'--variables; there are {listed}')
+        require(main and (len(names) == 1 or '' in names),
+                f'{paths[0]}: {len(names)} arrays fit --layout {main or "(none)"}; name the axes '
+                f'in their order, such as NTHWC, and by --variables what to read; there are '
+                f'{listed}')
         names = names[:1]
         print(f'{paths[0].name}: read {names[0] or "it"} of {listed}')
-    require(len({*names}) == len(names), f'--variables {" ".join(names)}: name each once')
-    require(named.keys() <= {*names},
-            f'--layout {" ".join(own.layout)}: the variables are '
-            f'{" ".join(names) or "those of --variables"}')
+    require(len({*names}) == len(names) and named.keys() <= {*names},
+            f'--layout {" ".join(own.layout)}, --variables {" ".join(names)}: expected different '
+            f'variables, and the axes of these')
     how = 'trajectories (N)'
     runs = [((path,),) for path in paths]
     if 'T' not in main:
         how = 'frames (T)'                                  # those in a folder are a trajectory
         folders = groupby(paths, lambda path: path.parent)
         runs = [tuple((path,) for path in folder) for _, folder in folders]
-    homes = [(name, path) for path in paths if len(paths) <= len(names)
-             for name in contents(path, names)[0] if name in names]
-    if sorted(name for name, _ in homes) == sorted(names) and {p for _, p in homes} == {*paths}:
-        how = 'channels'
-        runs = [(tuple(paths),)]
+    if 1 < len(paths) <= len(names):
+        inside = [{*names} & contents(path, names)[0].keys() for path in paths]
+        if all(inside) and sorted(chain(*inside)) == sorted(names):
+            how = 'channels'
+            runs = [(tuple(paths),)]
     if len(paths) > 1:
         print(f'{len(paths)} files are joined as {how}: {paths[0].name} ... {paths[-1].name}')
     return runs, names
@@ -360,28 +380,27 @@ def find_runs(paths, own):
         times = []
         for part in run:
             with opened(part, (*names, *TIMES, *GRIDS)) as found:
-                for name in names:
-                    if found.get(name) is None:
+                arrays = {name: found.get(name) for name in names}
+                for name, array in arrays.items():
+                    if array is None:
                         raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which '
                                          f'has {contents(part[0])[1]}')
-                arrays = {name: found[name] for name in names}
-                fields = {*map(id, arrays.values())}                        # may be called z, too
-                found = {name: array for name, array in found.items() if id(array) not in fields}
                 sizes = dict(grid)
                 axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
-                for size in {*grid.values()} - {1}:
-                    for points in points_of(found, GRIDS, size):
-                        even_step(part[0], points[0], own.uneven)
-                        if len(points) > 1:                         # of all points of a plane
-                            even_step(part[0], points[:, 0], own.uneven)
-                times += [next(points_of(found, TIMES, sizes.get('T', 1)), [])]
+                fields = {*map(id, arrays.values())}                        # may be called z, too
+                found = {name: array for name, array in found.items() if id(array) not in fields}
+                for points in points_of(found, GRIDS, {*grid.values()} - {1}):
+                    even_steps(part[0], points, own.uneven)
+                    if len(points) > 1:                             # of all points of a plane
+                        even_steps(part[0], points.T, own.uneven)
+                times += [next(points_of(found, TIMES, [sizes.get('T', 1)]), [])]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
         if frames > 1 and all(map(len, times)):
-            for line in np.concatenate(times, 1):
-                steps.append((even_step(run[0][0], line, own.uneven), run[0][0]))
+            lines = np.concatenate(times, 1)
+            steps += [(dt, run[0][0]) for dt in even_steps(run[0][0], lines, own.uneven)]
         elif 'T' not in main:
             numbers = zip(*(by_number(path.name)[1::2] for path, *_ in run))
             if sum(len({*np.diff(column).round(6)}) > 1 for column in numbers) == 1:
@@ -409,25 +428,7 @@ def find_runs(paths, own):
         source=' '.join(dict.fromkeys([paths[0].name, paths[-1].name])))
     space = [1, *grid.values()][-max(2, len(grid)):]                    # one dimension is (1, X)
     shape = min(piece.frames for piece, _ in items), *space, len(channels)
-    return Source(shape, items, reader(main, axes), attributes)
-
-
-def reader(main, axes):
-    """The function `read` of a Source of the variables {name: axes}."""
-    order = 'NT' + ''.join(sorted({*main} & {*'XYZ'})) + 'C'
-
-    def block(paths, **cut):
-        with opened(paths, axes) as found:
-            arrays = [(found[name], its) for name, its in axes.items()]
-            u = read_channels(arrays, order, **cut)
-        return u[:, :, None] if len(order) == 4 else u
-
-    def read(piece, n, t):
-        t = slice(piece.start + t.start, piece.start + t.stop)
-        if 'T' in main:
-            return block(piece.parts[0], N=n, T=t)
-        return np.concatenate([block(paths, N=n) for paths in piece.parts[t]], 1)
-    return read
+    return Source(shape, items, reader(main, axes, space), attributes)
 
 
 # ------------------------------------------------------------------------------------ the dataset
@@ -457,31 +458,32 @@ def own_source(sources, own):
                 f'--layout {name}={axes}: what changes in time needs all of {main}')
     *space, C = source.shape[1:]
     few = C <= min([16, *(size for size in space if size > 1)])
-    require('C' not in main or own.channels or few, f'--layout {" ".join(own.layout)}: {C} channels '
-            f'on a grid of {show(tuple(space))}; if that is right, name them by --channels')
+    require('C' not in main or own.channels or few,
+            f'--layout {" ".join(own.layout)}: {C} channels on a grid of {show(tuple(space))}; if '
+            f'that is right, name them by --channels')
     lengths = [piece.frames for piece, _ in source.items]
-    frames, longest = own.frames or min(lengths), max(lengths)
-    require(own.frames or frames == longest,
-            f'--source: trajectories of {frames} to {longest} frames; --frames {frames} cuts '
-            f'them into pieces of as many')
-    require(frames <= longest, f'--frames {frames}: no trajectory has more than {longest}')
+    shortest, longest = min(lengths), max(lengths)
+    frames = own.frames or longest
+    require(frames <= (longest if own.frames else shortest),
+            f'--frames {own.frames}: there are trajectories of {shortest} to {longest} frames; '
+            f'--frames {shortest} cuts them into pieces of as many')
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
     tests = paths_of(own.test_source)
-    mine, given = [], []                                                # the latter in --test_source
+    mine, given = [], []                                            # pieces of each trajectory
     for piece, n in source.items:
         starts = range(0, piece.frames - frames + 1, frames)
-        pieces = [(Piece(piece.parts, frames, start), n) for start in starts]
+        pieces = [(piece._replace(frames=frames, start=start), n) for start in starts]
         (given if piece.parts[0][0] in tests else mine).append(pieces)
-    require(mine, '--test_source: it has all files of --source')
     if len(mine) == 1 and own.frames:
         print('one trajectory, which is split in time: its last pieces are for testing')
         mine = [[piece] for piece in mine[0]]
         own = replace(own, split='order')
     items = splits([pieces for pieces in mine if pieces], own)
-    items['test'] += [piece for pieces in given for piece in pieces]
+    items['test'] += sum(given, [])
     items = {split: pieces for split, pieces in items.items() if pieces}
     dt = own.dt or attributes['dt']
     print('dt 1, since no file says it' if dt is None else
           f'dt {dt:g}, {"of --dt" if own.dt else "as in the files"}')
-    return Source((frames, *source.shape[1:]), items, source.read, attributes | {'dt': dt})
+    return source._replace(shape=(frames, *source.shape[1:]), items=items,
+                           attributes=attributes | {'dt': dt})

@@ -1,9 +1,9 @@
-"""Convert public benchmark downloads into the layout of data.py.
+"""Convert public benchmark downloads, and files of your own, into the layout of data.py.
 
-    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a file or a folder, into data/swe_pdb/
-    python -m sources.prepare layer --source turbulent_radiative_layer_2D --from the_well  a dataset of The Well
-    python -m sources.prepare mine --source u.npz --layout NTCHW --channels p v c           files of your own
-    python -m sources.prepare mine --source runs --variables u v p nu --layout TYX          a folder, one file a run
+    python -m sources.prepare swe_pdb --source 2D_rdb_NA_NA.h5      a benchmark, into data/swe_pdb/
+    python -m sources.prepare layer --source FOLDER --from the_well      a dataset of The Well
+    python -m sources.prepare mine --source u.npz --layout NTCHW --channels p v c
+    python -m sources.prepare mine --source runs --variables u v p nu --layout TYX
 
 Of your own files, .npy .npz .mat .nc .h5, --layout names the axes in their order: N trajectories, T
 frames, H W D (or X Y Z) in space, C channels. Without N a file is a trajectory, without N and T a
@@ -24,9 +24,9 @@ from runtime import terminal
 from runtime.files import lock
 from runtime.stored import require
 from runtime.terminal import Progress, warn
-from sources.formats import OFFICIAL, refuse
+from sources.formats import OFFICIAL, refuse, the_well
 from sources.own import KINDS, Own, own_source, reading
-from sources.well import the_well
+from sources.pdes import FAMILIES
 
 BLOCK = 2 ** 25                                         # bytes that are read at once, as float32
 LARGEST = np.finfo(np.float32).max
@@ -34,13 +34,15 @@ LARGEST = np.finfo(np.float32).max
 
 def official(name, path):
     """The Source of a benchmark's download, with the splits and all attributes of our dataset."""
-    dataset = DATASETS[name]
-    source = OFFICIAL[name].source(name, path)
+    dataset, benchmark = DATASETS[name], OFFICIAL[name]
+    source = benchmark.source(name, path)
     channels = source.attributes.get('channels', dataset.channels)
     T, C = dataset.frames, len(channels)
     if (source.shape[0], len(source.shape) - 2, source.shape[-1]) != (T, dataset.dims, C):
-        refuse(path, f'{T} frames, {dataset.dims} dimensions, {C} channels', f'the shape {source.shape}')
-    attributes = dict(pde=OFFICIAL[name].pde, dt=dataset.dt, t_test=dataset.t_test,
+        refuse(path, f'{T} frames, {dataset.dims} dimensions, {C} channels',
+               f'the shape {source.shape}')
+    pde = benchmark.pde or FAMILIES[name].pde
+    attributes = dict(pde=pde, dt=dataset.dt, t_test=dataset.t_test,
                       channels=channels, static=[key for key in channels if key in dataset.static],
                       source=(path if path.is_file() else path.resolve()).name)
     return source._replace(items=split_trajectories(name, source.items),
@@ -50,10 +52,8 @@ def official(name, path):
 def split_trajectories(name, items):
     """{split: [(file, index)]}, as many as the paper uses, or in proportion."""
     dataset = DATASETS[name]
-    if isinstance(items, dict):
-        if name == 'cfdbench':              # all of it: the paper's sizes cut off most of the tube
-            return items
-        return {split: rows[:getattr(dataset, split)] for split, rows in items.items()}
+    if isinstance(items, dict):             # CFDBench's: the paper's sizes cut off most of the tube
+        return items
     test = round(len(items) * dataset.test / (dataset.train + dataset.test))
     test = min(dataset.test, max(1, test))
     whole = len(items) >= OFFICIAL[name].count
@@ -84,30 +84,26 @@ def read_blocks(source, items, nan_to_num):
                     refuse(where, f'real numbers of shape {expected[1:]}',
                            f'{block.dtype} of shape {block.shape[1:]}')
                 if nan_to_num:
-                    block = np.float64(block) if block.dtype.itemsize > 4 else np.float32(block)
+                    block = block.astype(np.result_type(block, np.float32))
                     block = np.nan_to_num(block).clip(-LARGEST, LARGEST)
                 for i, part in enumerate(block):
                     yield f'{path}, trajectory {n.start + i}', (first + i, t), part
                 bar.update((stop - first) * (t.stop - t.start))
 
 
-def statistics(block, shift):
-    """Count, sum, sum of squares, least and largest of each channel of frames less `shift`, (5, C).
-
-    Near the mean, it saves the deviation of large numbers. NaN does not count.
-    """
-    x = np.ascontiguousarray((block - shift).reshape(-1, len(shift)).T, np.float64)
-    return np.stack([np.isfinite(x).sum(1), np.nansum(x, 1), np.nansum(x * x, 1),
+def statistics(frames):
+    """Count, mean, variance, least and largest number of each channel, (5, C). NaN is none."""
+    x = np.ascontiguousarray(frames.reshape(-1, frames.shape[-1]).T, np.float64)
+    return np.stack([np.isfinite(x).sum(1), np.nanmean(x, 1), np.nanvar(x, 1),
                      np.nanmin(x, 1), np.nanmax(x, 1)])
 
 
-def report(channels, rows, shift):
-    """Print range, mean and deviation of each channel by its `statistics`; return the means."""
-    count, total, squares = np.sum(rows, 0)[:3]
-    mean = total / count
-    deviation = np.sqrt(np.maximum(squares / count - mean ** 2, 0))
-    low, high, mean = np.stack([np.min(rows, 0)[3], np.max(rows, 0)[4], mean]) + shift
-    for row in zip(channels, low, high, mean, deviation):
+def report(channels, parts):
+    """Print range, mean and deviation of each channel by the `statistics` of parts; the means."""
+    counts, means, variances, low, high = np.stack(parts, 1)                    # (parts, C)
+    mean = np.average(means, 0, counts)
+    deviation = np.average(variances + (means - mean) ** 2, 0, counts) ** 0.5
+    for row in zip(channels, low.min(0), high.max(0), mean, deviation):
         print('  {}: {:.4g} to {:.4g}, mean {:.4g}, deviation {:.4g}'.format(*row))
     return mean
 
@@ -142,11 +138,11 @@ def convert(folder, source, nan_to_num=False, masked=False):
     with reading(path), np.errstate(over='ignore'):
         first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0].real.astype(np.float32)
     points = first.reshape(-1, len(channels))
-    shift = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
+    guess = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
     gaps = np.isnan(first) & ~np.isnan(points).all(0) & (masked and not nan_to_num)    # (*space, C)
     if gaps.any():
-        require('mask' not in channels, f'{path}: gaps need a static channel mask, and there is one '
-                                        f'of that name; give it another by --channels')
+        require('mask' not in channels, f'{path}: gaps need a static channel mask, and there is '
+                                        f'one; give it another name by --channels')
         print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean '
               f'of their channel, and 0 in the static channel mask')
         new = {key: [*attributes[key], 'mask'] for key in ('channels', 'static')}
@@ -162,7 +158,7 @@ def convert(folder, source, nan_to_num=False, masked=False):
             print(f'{folder.name} {split} {shapes[split]} from {attributes["source"]}')
             file = data.writer(folder / f'{split}.h5', shapes[split], **attributes)
             outputs[split] = stack.enter_context(file)['data']
-        rows = []
+        parts = []
         seen = {split: set() for split in data.SPLITS}
         for split, output in outputs.items():
             for where, place, block in read_blocks(source, source.items[split], nan_to_num):
@@ -171,12 +167,12 @@ def convert(folder, source, nan_to_num=False, masked=False):
                 wrong = (np.isnan(rounded) != gaps) | np.isinf(rounded)
                 if wrong.any():
                     where += f', frame {place[1].start + np.argwhere(wrong)[0, 0]}'
-                    also = ', or nan at the same points of all frames' * masked
-                    refuse(where, 'finite values' + also, 'nan or infinity', '--nan_to_num writes 0')
-                rows.append(statistics(rounded, shift))
+                    allowed = 'finite values' + ', or nan at the same points of all frames' * masked
+                    refuse(where, allowed, 'nan or infinity', '--nan_to_num writes 0')
+                parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
-                output[place] = fill(block, gaps, shift) if gaps.any() else block
-        means = report(channels, rows, shift) if outputs else None
+                output[place] = fill(block, gaps, guess) if gaps.any() else block
+        means = report(channels, parts) if outputs else None
         for output in outputs.values() if gaps.any() else ():
             for i, trajectory in enumerate(output.stored):
                 output.stored[i] = fill(trajectory[..., :-1], gaps, means)
@@ -200,24 +196,26 @@ def main():
     own = configs.override(Own(), args)
     path = Path(args.source[0])
     folder = Path(args.data, args.name)
-    of_both = ['uneven'] if args.origin else []
-    mine = [f'--{name}' for name in vars(own) if name in args and name not in of_both]
     if args.name in ('', '..') or Path(args.name).name != args.name:
         raise InputError(f'{args.name!r}: expected the name of a folder in --data')
-    if args.origin or args.name in OFFICIAL and not own.layout:
-        if mine or len(args.source) > 1:
-            raise InputError(f'{(mine or ["--source"])[0]}: for files of your own, with --layout; '
-                             f'a benchmark is one file or folder')
+    published = args.origin or args.name in OFFICIAL and not own.layout
+    of_both = ['uneven'] if args.origin else []
+    mine = [f'--{name}' for name in vars(own) if name in args and name not in of_both]
+    if published and (mine or len(args.source) > 1):
+        raise InputError(f'{(mine or ["--source"])[0]}: for files of your own, with --layout; a '
+                         f'benchmark is one file or folder')
+    if published:
         source = the_well(path, own.uneven) if args.origin else official(args.name, path)
-        convert(folder, source, args.nan_to_num)
-        return
-    if not mine and path.suffix.lower() not in KINDS:
-        hint = configs.nearest(args.name, OFFICIAL)
-        raise InputError(f'unknown dataset {args.name!r}{hint}; for files of your own give --layout, '
-                         f'such as NTHWC')
-    for file in [file for file in folder.glob('*.h5') if file.stem in data.SPLITS]:
-        raise InputError(f'{file}: exists; remove it, or choose another name or --data')
-    convert(folder, own_source(args.source, own), args.nan_to_num, masked=True)
+    else:
+        require(mine or path.suffix.lower() in KINDS,
+                f'unknown dataset {args.name!r}{configs.nearest(args.name, OFFICIAL)}; for files '
+                f'of your own give --layout, such as NTHWC')
+        for split in data.SPLITS:
+            file = folder / f'{split}.h5'
+            require(not file.exists(),
+                    f'{file}: exists; remove it, or choose another name or --data')
+        source = own_source(args.source, own)
+    convert(folder, source, args.nan_to_num, masked=not published)
 
 
 if __name__ == '__main__':

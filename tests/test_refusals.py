@@ -75,7 +75,7 @@ COMMANDS = [
     (finetune, 'TUNE --dataset new --out pre', '--out pre'),
     (generate, 'swe_pdb --data file', 'file'),
     (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
-    (train, 'RUN --out weights --resume', 'weights/last.pt: weights without a run to resume'),
+    (train, 'RUN --out weights --resume', '--out weights: the folder holds last.pt; continue'),
     # checkpoints
     (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or no checkpoint of train.py'),
     (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),

@@ -23,21 +23,24 @@ class MoEPOTNet(torch.nn.Module):
 """
 
 
-@pytest.mark.parametrize('command, kinds', [('step', ['forward', 'train step']), ('latency', ['forward'])])
-def test_aot_plain_and_the_peer_are_compared(command, kinds, tmp_path, monkeypatch, call):
+@pytest.mark.parametrize('command, kinds', [
+    ('step', ['forward', 'train step']), ('latency', ['forward']), ('optimizer', ['optimizer step']), ('read', ['batch'])])
+def test_what_is_compared_takes_turns(command, kinds, tmp_path, monkeypatch, call):
     nano, recipe = configs.SIZES['nano']
     monkeypatch.setitem(configs.SIZES, 'nano', (dataclasses.replace(nano, experts=5), recipe))
     (tmp_path / 'models').mkdir()
     (tmp_path / 'models/moepot.py').write_text(PEER)
-    flags = '--size', 'nano', '--device', 'cpu', '--peer', tmp_path, '--batch_size', 2, '--repeats', 1
+    flags = '--size', 'nano', '--device', 'cpu', '--peer', 'paper', tmp_path, '--batch_size', 2, '--repeats', 1
     code, error, printed = call([command, *flags], bench)
     for module in ('models', 'models.moepot'):
         sys.modules.pop(module, None)           # a real checkout has modules of the same names
     assert code == 0 and str(tmp_path) not in sys.path, error
     report = json.loads(printed.splitlines()[-1])
     assert [kind for kind in report if isinstance(report[kind], dict)] == kinds
-    for kind in kinds:
-        rows = report[kind]
-        assert list(rows) == ['aot', 'plain', 'peer']
+    for rows in map(report.get, kinds):
+        assert len(rows) > 1
+        if 'aot' in rows:
+            assert list(rows) == ['aot', 'plain', 'paper', str(tmp_path)]
         for row in rows.values():
-            assert row['of peer'] == pytest.approx(row['ms'] / rows['peer']['ms'])
+            for other in rows:
+                assert row[f'of {other}'] == pytest.approx(row['ms'] / rows[other]['ms'])

@@ -3,6 +3,7 @@ import json
 import math
 
 import numpy as np
+import pytest
 import torch
 
 import evaluate
@@ -53,6 +54,16 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
     assert [ax.get_title() for ax in axes[0]] == ['truth', 'prediction', '|error|']
     assert figure.get_suptitle() == 'h of swe_pdb' and axes[2, 0].get_xlabel() == 'x, 8 points'
     assert figures.scale_of_colours(truth - 0.8) == ((-(limit := (truth - 0.8).abs().max().item()), limit), 'RdBu_r')
+
+
+@pytest.mark.parametrize('space', [(16,), (8, 12), (8, 12, 6)])
+def test_a_forecast_is_drawn_at_three_steps_and_in_one_dimension_along_all(plt, tmp_path, monkeypatch, space):
+    monkeypatch.setattr(figures, 'save_figure', lambda folder, name, figure: drawn.append(figure))
+    u, drawn = np.random.default_rng(0).random((5, *space)), []
+    figures.draw_forecast(u, 'u of own', tmp_path)
+    images = [ax.images[0].get_array() for ax in drawn[0].axes if ax.images]
+    expected = {1: [u], 2: [u[0].T, u[2].T, u[4].T], 3: [u[t, ..., 3].T for t in (0, 2, 4)]}[len(space)]
+    assert len(images) == len(expected) and all(map(np.array_equal, images, expected))
 
 
 def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory(plt, tmp_path, call):

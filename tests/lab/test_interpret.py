@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import evaluate
-from helpers import CPU, read, save, small_model, trajectories, travelling, write
+from helpers import CPU, read, save, trajectories, travelling, write
 from lab import interpret
 
 
@@ -25,47 +25,24 @@ def test_gains_equal_a_loop_over_samples_and_suffix_products():
                 np.testing.assert_allclose(gain['backward' + kind][b, l], np.linalg.norm(M, 1), rtol=1e-12)
 
 
-def mappings_by_hand(model, u):
-    """d and T of all sub-layers, by the equations of aotpot.py."""
-    x = model.aggregate(model.embed(u))
-    x = x[:, None].expand(-1, model.config.streams, *x.shape[1:])
-    blocks, found = [], ([], [])
-    for layer in model.layers:
-        blocks.append((layer.aot1.mappings, lambda x, layer=layer: layer.post1(layer.mixer(layer.norm1(x)))))
-        blocks.append((layer.aot2.mappings, lambda x, layer=layer: layer.post2(layer.mlp(layer.norm2(x)))))
-    for mappings, F in blocks:
-        a, d, T = mappings(x.mean((2, 3)))
-        found[0].append(d)
-        found[1].append(T)
-        y = F(torch.einsum('bs,bshwd->bhwd', a, x))
-        x = torch.einsum('brs,bshwd->brhwd', T, x) + torch.einsum('br,bhwd->brhwd', d, y)
-    return found
-
-
 @torch.no_grad()
-def test_what_is_observed_is_what_each_block_computes_for_its_streams():
-    model = small_model(depth=2, alpha=2.0, streams=3)
-    u = torch.randn(2, 3, 16, 16, 4)
-    with interpret.observed(model) as values, interpret.observed(model, 'd') as steps:
-        model(u)
-    assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
-    torch.testing.assert_close([steps, values], [*mappings_by_hand(model, u)], rtol=1e-4, atol=1e-5)
-    assert (values[1][0] - values[1][1]).abs().max() > 0.01
-
-
-@torch.no_grad()
-def test_inputs_are_spread_over_trajectories_and_then_frames_and_observed_in_batches(model, folder):
+def test_what_is_observed_is_what_the_mappings_give_for_inputs_spread_over_trajectories_and_then_frames(model, folder):
     test = trajectories(folder, 'own')                                  # 5 trajectories, 4 windows each
     places = interpret.evenly_spaced_inputs(test, 10)
     assert places == [(i, start) for start in (0, 2) for i in range(5)]
     assert interpret.evenly_spaced_inputs(test, 3) == [(0, 0), (1, 0), (2, 0)]
     assert sorted(interpret.evenly_spaced_inputs(test, 100)) == [(i, start) for i in range(5) for start in range(4)]
-    values = interpret.observe(model, test, CPU, 10, batch_size=3)
+    observed = interpret.observe(model, test, CPU, 10, batch_size=3)
+    assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
     windows = torch.stack([torch.from_numpy(read(test, i, start, start + 3)) for i, start in places])
     predictor = evaluate.Predictor(model, test, CPU.device)
-    with interpret.observed(model) as expected:
-        predictor.step(predictor.state(windows))
-    torch.testing.assert_close(values.float(), torch.stack(expected, 1))
+    sublayers = []
+    for module in interpret.mappings(model):
+        module.register_forward_hook(lambda module, inputs, outputs: sublayers.append(outputs))
+    predictor.step(predictor.state(windows))
+    assert len(sublayers) == 2 * model.config.depth
+    _, *expected = (torch.stack(of_all, 1) for of_all in zip(*sublayers))
+    torch.testing.assert_close([values.float() for values in observed], expected)
 
 
 def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
@@ -90,7 +67,7 @@ def test_the_command_gives_what_the_functions_give_and_an_unseen_dataset_joins_t
         assert code == 0, error
         return json.loads(path.read_text())['models']['small'], printed
     alone, printed = command('alone')
-    T = {name: interpret.observe(model, trajectories(folder, name), CPU, 6) for name in ('coarse', 'own')}
+    T = {name: interpret.observe(model, trajectories(folder, name), CPU, 6)[1] for name in ('coarse', 'own')}
     gain = interpret.gains(torch.cat([*T.values()]))['backward_composite']
     means = alone['gains']['backward_composite']['mean']
     np.testing.assert_allclose(means, gain.mean(0), rtol=1e-9)

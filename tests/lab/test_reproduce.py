@@ -1,7 +1,9 @@
 """The studies: what they run, that nothing is run twice, and the tables that they print."""
+import functools
 import importlib
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,21 +15,21 @@ import configs
 import data
 import train
 from helpers import travelling
-from lab import reproduce, tables
-from nets import fast
+from lab import reproduce
 from runtime import terminal
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
 SMALL = '--resolution 16 --width 16 --mlp 16 --batch_size 4'
 FLAGS = ['--steps', 4, '--seeds', 1, '--device', 'cpu', '--data', 'data', '--out', 'out']
+RUN = reproduce.succeeds
 
 
 def in_this_process(words):
     """Whether a command of ours succeeds, which runs in this process: that saves seconds for each command."""
+    if words[0] == 'rm':
+        return RUN(words)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', list(words[2:]))
-        for name in ('Fast', 'disagreement'):                   # which lab.blocks replaces
-            patch.setattr(fast, name, getattr(fast, name))
         try:
             terminal.cli(importlib.import_module(words[2]).main)
             return True
@@ -42,13 +44,20 @@ def folder(tmp_path, monkeypatch):
     for name, N, T in ((NAMES[0], 4, 12), (NAMES[1], 16, 7), (NAMES[2], 4, 7), ('cno_poisson', 4, 2)):
         u = travelling(N + 2, T, 16, 1, 0.3).astype(np.float32)
         data.write(f'data/{name}', train=u[:N], test=u[N:], channels=configs.DATASETS[name].channels, dt=0.1)
-    monkeypatch.setattr(reproduce, 'succeeds', in_this_process)
     command = train.parse(SMALL.split())
     monkeypatch.setitem(configs.SIZES, 'nano', (command.model, command.recipe))
     study = reproduce.STUDIES['rollout']
-    measure = study.measure._replace(command=study.measure.command.replace('500', '20'))
-    monkeypatch.setitem(reproduce.STUDIES, 'rollout', study._replace(measure=measure))
+    monkeypatch.setitem(reproduce.STUDIES, 'rollout', study._replace(command=study.command.replace('500', '20')))
     return tmp_path
+
+
+@pytest.fixture
+def reproduced(folder, monkeypatch, call):
+    """reproduced(flags, ...) runs lab.reproduce as a command of its own: (exit code, standard error, output)."""
+    def run(*flags):
+        monkeypatch.setattr(reproduce, 'succeeds', functools.cache(in_this_process))
+        return call(flags, reproduce)
+    return run
 
 
 @pytest.fixture
@@ -70,7 +79,7 @@ def numbers(study):
 
 
 @pytest.mark.slow
-def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(folder, monkeypatch, call):
+def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(reproduced, monkeypatch):
     columns = {'downstream': ['cno_poisson (L1)'], 'few_shot': ['ns2d_fno_1e-4 16'],
                'rollout': ['20', 'growth'], 'probe': ['ns2d_fno', 'swe_pdb', 'mean'],
                'scaling': ['M activated parameters', 'score'],
@@ -80,7 +89,7 @@ def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(fol
     for study, config in reproduce.STUDIES.items():
         names = [name for name in config.rows if not name.endswith((' 10 datasets', ' 12 datasets'))]
         names = [name for name in names if 'fixed' not in name or name.endswith(NAMES[0])]
-        names = [name for name in names if name != '0 rounds']      # which may end in inf, as in the paper
+        names = [name for name in names if name != 'rounds = 0']      # which may end in inf, as in the paper
         if study == 'main':                         # FNO may not be installed
             names = ['AOT-POT', 'UNet']
         rows = {name: config.rows[name] for name in (names[0], names[-1])}
@@ -89,43 +98,54 @@ def test_every_study_runs_from_data_to_table_and_nothing_of_it_a_second_time(fol
         if study in ('unseen', 'poseidon'):         # whose data are not there
             continue
         monkeypatch.setitem(reproduce.STUDIES, study, config._replace(rows=rows))
-        code, error, _ = call([study, *FLAGS], reproduce)
+        code, error, _ = reproduced(study, *FLAGS)
         assert code == 0 or study == 'few_shot' and '--samples 32: the training split has only 16' in error, error
         assert list(numbers(study)) == list(rows)
         for row in numbers(study).values():
             assert all(list(seeds) == ['0'] and math.isfinite(seeds['0']) for seeds in row.values())
             assert sorted(row) == sorted(columns.get(study, usual)), study
-        code, error, printed = call([study, *FLAGS, '--list'], reproduce)
+        code, error, printed = reproduced(study, *FLAGS, '--list')
         assert code == 0 and not printed or study == 'few_shot', error
 
 
 def test_a_command_runs_in_a_process_of_its_own_whose_exit_code_counts():
-    assert reproduce.succeeds([sys.executable, '-c', '']) and not reproduce.succeeds([sys.executable, '-c', 'exit(1)'])
+    assert RUN((sys.executable, '-c', '')) and not RUN((sys.executable, '-c', 'exit(1)'))
 
 
-def test_a_run_of_another_mixture_is_refused_and_nothing_changes(folder, monkeypatch, refused, call):
+def test_a_run_of_another_mixture_is_refused_and_nothing_changes(reproduced, monkeypatch):
     def contents():
         return {path: path.read_bytes() for path in Path('out').rglob('*') if path.is_file()}
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('one', {'AOT-POT': ''}))
     flags = ['ablation', *FLAGS, '--datasets']
-    assert call([*flags, NAMES[2], NAMES[0]], reproduce)[0] == 0
+    assert reproduced(*flags, NAMES[2], NAMES[0])[0] == 0
     before = contents()
-    error, printed = refused([*flags, NAMES[0]], 'these runs failed', reproduce, lines=2)
-    assert f'error: --datasets {NAMES[0]}: the run to resume has {NAMES[2]} {NAMES[0]}\n' in error
-    assert error.endswith('/aot-seed_0\n') and not printed and contents() == before
+    code, error, printed = reproduced(*flags, NAMES[0])
+    refusal, failed = error.splitlines()
+    assert refusal.startswith(f'error: --datasets {NAMES[0]}: the run to resume has {NAMES[2]} {NAMES[0]}')
+    assert failed.startswith('error: these runs failed') and failed.endswith('/aot-seed_0')
+    assert code == 2 and not printed and contents() == before
 
 
-def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(folder, monkeypatch, refused):
+def test_failing_runs_and_absent_data_are_named_and_the_others_go_on(reproduced, monkeypatch):
     monkeypatch.setitem(sys.modules, 'neuralop.models', None)           # as if it were not installed
     monkeypatch.setitem(reproduce.STUDIES, 'ablation', reproduce.Study('two', {
         'FNO': '--network FNO', 'tuned': [reproduce.Part('--checkpoint {start} --dataset swe_pdb', '--network FNO')],
         'good': '', 'absent': '--datasets dr_pdb'}))
-    error, printed = refused(['ablation', *FLAGS], 'these runs failed, as the lines above say: ', reproduce, lines=0)
-    assert error.count('pip install neuraloperator') == 1, 'and what starts from it is not begun'
-    assert error.endswith('/network_FNO-seed_0 out/nano-4_steps/network_FNO-dataset_swe_pdb-seed_0\n')
+    code, error, printed = reproduced('ablation', *FLAGS)
+    assert code == 2 and error.count('pip install neuraloperator') == 1, 'and what starts from it is not begun'
+    assert re.search('these runs failed, as the lines above say: out/nano-4_steps/network_FNO-seed_0 '
+                     'out/nano-4_steps/network_FNO-dataset_swe_pdb-seed_0$', error)
     assert [row for row, columns in numbers('ablation').items() if any(columns.values())] == ['good']
     assert 'left out: --datasets dr_pdb: no data/dr_pdb/train.h5; ' in printed
-    refused(['heterogeneity', *FLAGS], 'heterogeneity: data has none of the datasets', reproduce, lines=0)
+    code, error, _ = reproduced('heterogeneity', *FLAGS)
+    assert code == 2 and 'heterogeneity: data has none of the datasets' in error
+
+
+def test_a_line_of_the_list_is_a_training_with_all_that_starts_from_it(reproduced, monkeypatch):
+    study = reproduce.STUDIES['finetune']
+    monkeypatch.setitem(reproduce.STUDIES, 'finetune', study._replace(rows={'AOT-POT': study.rows['AOT-POT']}))
+    line, = reproduced('finetune', *FLAGS, '--list')[2].splitlines()
+    assert line.count(' -m train ') == 1 and line.count(' -m finetune ') == line.count(' -m evaluate ') == len(NAMES)
 
 
 def test_scaling_trains_every_system_at_its_own_size(jobs):
@@ -141,36 +161,13 @@ def test_fine_tuning_follows_the_papers_protocol(jobs):
     def flags(study, row, **options):
         chosen = [job for job in jobs(study, size='small', name='small', **options) if job.row == row]
         return [' '.join(job.trainings[-1]) for job in chosen]
-    assert len({job.folder for job in jobs('finetune')}) == 4 * 12, 'every system on every dataset'
+    assert len({job.report for job in jobs('finetune')}) == 4 * 12, 'every system on every dataset'
     few = flags('few_shot', 'AOT-POT-FT')
     assert len(few) == 10 and all('--epochs 500' in command for command in few)
     turbulence, *others = flags('downstream', 'DPOT')
     assert '--resolution 512' in turbulence and not any('--resolution' in command for command in others)
     short, *_ = flags('few_shot', 'AOT-POT-FT', steps=3)
     assert '--steps 3' in short and '--epochs' not in short
-
-
-@pytest.mark.parametrize('errors, score', [
-    ([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf)])
-def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(errors, score):
-    datasets = {str(i): {'model': {'rollout': {'mean': error}}, 'steady': False} for i, error in enumerate(errors)}
-    row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
-    assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
-
-
-def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean(tmp_path):
-    steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, None]}}
-    other = {'rollout': {'mean': 0.4}, 'step': {'mean': None}, 'l1': {'samples': [7]}}
-    datasets = {'cno_poisson': {'model': steady, 'steady': True}, NAMES[2]: {'model': other, 'steady': False}}
-    (tmp_path / 'a.json').write_text(json.dumps({'models': {'a': {'datasets': datasets}}}))
-    report = reproduce.read_report(tmp_path / 'a.json')
-    columns = reproduce.rollout_errors(report)
-    assert columns == {'cno_poisson (L1)': 0.5, NAMES[2]: 0.4}
-    assert 'cno_poisson (L1)' in tables.paper_table('downstream', 'small')['DPOT'], 'the column of the paper'
-    assert reproduce.one_step_errors(report) == {NAMES[2]: math.inf}
-    table = {'a': {column: {0: value} for column, value in columns.items()}}
-    _, numbers = tables.tabulate(reproduce.Study('t', {}), {'L2RE of rollouts': table}, {})
-    assert numbers['L2RE of rollouts']['seeds']['a']['geometric mean'][0] == pytest.approx(0.4)
 
 
 def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs):
@@ -182,3 +179,73 @@ def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs
         command = train.parse(job.trainings[-1][3:])
         assert command.recipe.steps == round(share * of_aot) and f'--width {command.model.width}' == width
     assert not [job for job in jobs('contrasts', size='small') if job.row == row], 'its time was not measured'
+
+
+@pytest.mark.parametrize('errors, score', [
+    ([1e-2] * 3, 100), ([1e-1, 1e-3], 100), ([1.], 0), ([math.inf, 0.1], -math.inf)])
+def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(errors, score):
+    datasets = {str(i): {'model': {'rollout': {'mean': error}}, 'steady': False} for i, error in enumerate(errors)}
+    row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
+    assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+@pytest.fixture
+def table(tmp_path):
+    """table({row: {column: [number of each seed, or None]}}, reference) is the cells of the lines, and the numbers."""
+    def table(rows, reference=()):
+        jobs = []
+        for row, columns in rows.items():
+            for seed in range(max(map(len, columns.values()), default=0)):
+                report = tmp_path / f'{row}-{seed}.json'
+                report.write_text(json.dumps({'models': {'a': {
+                    name: values[seed] for name, values in columns.items() if seed in range(len(values))}}}))
+                jobs.append(SimpleNamespace(row=row, seed=seed, count='', report=report))
+        label = 'L2RE of rollouts'
+        measure = {label: lambda report: {name: value for name, value in report.items() if value != 'none'}}
+        text, numbers = reproduce.tabulate(reproduce.Study('t', rows, tables=measure), jobs, dict(reference))
+        lines = text.partition('```')[2].partition('```')[0].strip().splitlines()
+        return [re.split(' {2,}', line) for line in lines], numbers[label]['seeds']
+    return table
+
+
+A, B = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4'
+
+
+def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_below(table):
+    lines, rows = table({'DPOT': {A: [0.1, 0.3], B: [0.2]}, 'AOT-POT': {A: [0.2, 0.2]}}, {'DPOT': {A: 0.5}})
+    assert rows['DPOT'][A] == {0: 0.1, 1: 0.3}
+    assert lines == [
+        ['L2RE of rollouts', 'geometric mean', A, B], ['DPOT', '0.2 ± 0.14', '0.2 ± 0.14', '0.2'],
+        ['DPOT, paper', '0.5', '0.5', '-'], ['AOT-POT', '0.2 ± 0', '0.2 ± 0', '-']]
+    lines, rows = table({'DPOT': {A: [0.1, 'none', 0.4], B: ['none', 0.9, 0.1]}, 'none': {}})
+    assert rows['DPOT']['geometric mean'] == {2: pytest.approx(0.2)}, 'of the seeds that have both'
+    assert lines[2] == ['none', '-', '-', '-']
+
+
+@pytest.mark.parametrize('error', [1e10, 10., None])
+def test_a_geometric_mean_of_an_error_of_ten_or_more_has_diverged(table, error):
+    fine = {A: [0.5, 0.5, 0.5], B: [2, 2, 2]}
+    lines, _ = table({'p': fine, 'q': {A: [0.25, 0.25, 0.25], B: [2, error, 9.9]}})
+    assert [line[1] for line in lines[1:]] == ['1 ± 0', 'diverged']
+
+
+def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean(table):
+    steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, math.inf]}}
+    other = {'rollout': {'mean': 0.4}, 'step': {'mean': 0.3}, 'l1': {'samples': [7]}}
+    columns = reproduce.rollout_errors({'datasets': {
+        'cno_poisson': {'model': steady, 'steady': True}, A: {'model': other, 'steady': False}}})
+    assert columns == {'cno_poisson (L1)': 0.5, A: 0.4}
+    _, rows = table({'a': {column: [value] for column, value in columns.items()}})
+    assert rows['a']['geometric mean'][0] == pytest.approx(0.4)
+
+
+def test_the_papers_tables_are_read():
+    assert reproduce.paper_table('main', 'small')['AOT-POT']['ns2d_fno_1e-3'] == 0.00293
+    assert reproduce.paper_table('rollout', 'small')['DPOT-FT']['500'] == 0.02911
+    assert 'cno_poisson (L1)' in reproduce.paper_table('downstream', 'small')['DPOT']
+    assert reproduce.paper_table('main', 'nano') == {}
+    for study in ('main', 'downstream', 'few_shot', 'ablation', 'streams', 'sinkhorn', 'alpha', 'heterogeneity',
+                  'poseidon'):
+        assert set(reproduce.paper_table(study, 'small')) & set(reproduce.STUDIES[study].rows), study

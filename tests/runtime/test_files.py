@@ -1,6 +1,5 @@
 """Files that appear whole, errors that name them, and the lock of a folder."""
 import errno
-import shutil
 
 import pytest
 
@@ -11,7 +10,8 @@ from runtime import files
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
     path = tmp_path / 'a.json'
     path.write_text('old')
-    for error, kind, words in ((OSError(errno.ENOSPC, ''), configs.InputError, r'a.json: cannot be written \(No space'),
+    full = OSError(errno.ENOSPC, 'No space left')
+    for error, kind, words in ((full, configs.InputError, r'a.json: cannot be written \(No space left\)'),
                                (KeyError('broken'), KeyError, 'broken')):
         with pytest.raises(kind, match=words), files.replacing(path) as part:
             part.write_text('half')
@@ -41,39 +41,27 @@ def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path):
         files.write_text(tmp_path, 'new')
 
 
-@pytest.mark.parametrize('change', ['gone', 'moved', 'replaced', 'another lock'])
-def test_who_has_locked_a_folder_that_is_gone_or_moved_writes_nothing_more(change, tmp_path):
+@pytest.mark.parametrize('replaced', [False, True])
+@pytest.mark.parametrize('what', ['.', 'lock'])
+def test_who_has_locked_a_folder_that_is_moved_or_replaced_writes_nothing_more_and_leaves_it(what, replaced, tmp_path):
     out = tmp_path / 'out'
-    with files.lock(out):
-        files.write_text(out / 'a', 'of the first')
-        if change == 'another lock':
-            (out / 'lock').unlink()
-        elif change == 'moved':
-            out.rename(tmp_path / 'elsewhere')
-        else:
-            shutil.rmtree(out)
-        if change in ('replaced', 'another lock'):
+    with pytest.raises(KeyError, match='ours'), files.lock(out):        # the first error, not one of cleaning up
+        (out / what).resolve().rename(tmp_path / 'elsewhere')
+        if replaced:
             out.mkdir(exist_ok=True)
             (out / 'lock').touch()
         with pytest.raises(configs.InputError, match=f'^{out}: this folder or the lock in it was deleted, moved or'):
             files.write_text(out / 'a', 'of the second')
-    assert out.exists() == (change in ('replaced', 'another lock'))
+        raise KeyError('ours')
+    assert (out / 'lock').exists() == replaced and out.exists() == (replaced or what == 'lock')
     files.write_text(out / 'a', 'without a lock')
 
 
-def test_who_ends_in_a_folder_that_another_process_has_now_leaves_it_its_lock(tmp_path):
-    out = tmp_path / 'out'
-    with pytest.raises(KeyError, match='ours'), files.lock(out):        # the first error, not one of cleaning up
-        shutil.rmtree(out)
-        out.mkdir()
-        (out / 'lock').touch()
-        raise KeyError('ours')
-    assert (out / 'lock').exists()
-    (out / 'lock').unlink()
-    out.rmdir()
-    with pytest.raises(KeyError, match='ours'), files.lock(out):
-        raise KeyError('ours')
-    assert not out.exists(), 'what one cleans up is one\'s own'
+def test_a_block_that_fails_leaves_no_new_folder(tmp_path):
+    for out in (tmp_path, tmp_path / 'new'):
+        with pytest.raises(KeyError, match='ours'), files.lock(out):
+            raise KeyError('ours')
+    assert [path.name for path in tmp_path.iterdir()] == ['lock']
 
 
 @pytest.mark.parametrize('error', [NameError, AttributeError, IndexError, TypeError])

