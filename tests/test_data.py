@@ -324,6 +324,7 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index_alone(mixture):
     assert [windows.draw(n) for n in (37, 3, 37, 11)] == [again.draw(n) for n in (37, 3, 37, 11)]
     assert [windows.draw(n) for n in epoch] != [windows.draw(16 + n) for n in epoch]
     assert [windows.draw(n) for n in epoch] != [other.draw(n) for n in epoch]
+    assert next(data.numbers_of_rank(range(10 ** 9), 8, 1, 2, 2)) == range(4, 6), 'not listed'
     # or a run that began before would go on with other samples
     assert windows.draw(37) == (0, 3, 0, 4021533252925086350)
     batch = windows[[37]]

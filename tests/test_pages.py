@@ -52,7 +52,7 @@ def flags_of(script, words, capsys):
         patch.setattr('sys.argv', [script, *words, '--help'])
         module = importlib.import_module(script.removesuffix('.py'))
         getattr(module, 'parse', module.main)()
-    return set(re.findall(r'--(\w+)', capsys.readouterr().out))
+    return set(re.findall(r'(?:^ +|, )--(\w+)', capsys.readouterr().out, re.M))
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)

@@ -158,6 +158,7 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
     assert len(windows) == len(dict(windows)) == 64 and max(windows)[0] == 196
     assert [start for _, start in windows][::21] == [0, 30, 60, 90]
     model, expected = helpers.small_model(), []
+    model.forward = lambda u: u[:, -1] + u[:, -1, :1, :1]       # whose error varies with the window
     for window in (read(item, i, start, start + 4) for i, start in places):
         prediction = evaluate.rollout(model, window[:3], 1)[0, 0]
         norm, size = (np.linalg.norm(u, axis=(0, 1)) for u in (prediction - window[3], window[3]))
