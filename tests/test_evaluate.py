@@ -57,7 +57,8 @@ def slow_score(model, test):
     ('own', 1), ('coarse', 1), ('scaled', 1e-30), ('scaled', 1e-8), ('scaled', 1e30)])
 def test_scores_are_those_of_a_slow_loop_on_any_grid_and_of_any_size(model, folder, name, scale):
     if name == 'scaled':
-        write(folder, name, scale * travelling(2, 7, 16, 2, 0.4), 'test', t_test=4)
+        growing = scale * np.arange(1, 8).reshape(7, 1, 1, 1) * travelling(2, 7, 16, 2, 0.4)
+        write(folder, name, growing, 'test', t_test=4)
         model.forward = lambda u: 0.9 * u[:, -1]
     test = trajectories(folder, name)
     scores = evaluate.score(model, test, CPU, batch_size=2)

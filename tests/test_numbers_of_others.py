@@ -1,7 +1,4 @@
-"""docs/evaluation.md, "What other people's numbers mean": rows on packages that are installed.
-
-The others have a script in findings/; PDEBench's formula is that of the slow loop in test_evaluate.
-"""
+"""docs/evaluation.md, "What other people's numbers mean": the packages that are installed."""
 import h5py
 import pytest
 import torch
