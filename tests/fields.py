@@ -1,6 +1,6 @@
-"""What the tests of the solvers share: sample files, error norms, orders of convergence, grids and initial fields.
+"""What the tests of the solvers share: sample files, errors, orders, grids and initial fields.
 
-The tolerances of those tests are a small multiple (2 to 5) of the error that was measured when the test was written.
+Their tolerances are 2 to 5 times the error that was measured when the test was written.
 """
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def coarse(field, N):
 
 
 def starts(draw, N, count, seed=0):
-    """Initial fields of `count` trajectories, float64 tensors (count, N, N); draw gives a list or a dict of them."""
+    """Initial fields (count, N, N) of trajectories; `draw` gives a list or a dict of them."""
     draws = [draw(np.random.default_rng((seed, i)), N) for i in range(count)]
     fields = [fields.values() if isinstance(fields, dict) else fields for fields in draws]
     return [torch.from_numpy(np.stack(field)) for field in zip(*fields)]

@@ -1,11 +1,10 @@
-"""What several test files share: small networks, datasets and checkpoints, ways to run a script, a slow rollout."""
+"""What test files share: small networks, datasets, checkpoints, ways to run a script."""
 import dataclasses
+import fcntl
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,14 +18,15 @@ import nets.build
 import train
 from nets.experts import Experts
 from nets.fast import Fast
-from runtime import distributed, files, terminal
+from runtime import distributed, terminal
 from runtime.runs import read_log
 
-SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2, out_width=6)
+SMALL = dict(width=16, mlp=24, depth=2, heads=2, patch=4, resolution=16, frames=3, channels=2,
+             out_width=6)
 
 
 def fresh(form='fast', **overrides):
-    """A small network in float64 as it starts, in the form that is asked for, whether the two agree or not."""
+    """A small network in float64 as it starts, in the form that is asked for."""
     network = {'fast': Fast, 'paper': aotpot.AOTPOT}[form]
     return network(configs.model('tiny', **{**SMALL, **overrides}), Experts).double()
 
@@ -48,41 +48,33 @@ def field(model, B=2, grid=None):
                        dtype=next(model.parameters()).dtype)
 
 
-def mappings_of(model, u):
-    """The (a, d, T) of every sub-layer in one forward pass."""
-    seen = []
-    for module in model.modules():
-        if isinstance(module, aotpot.Mappings):
-            module.register_forward_hook(lambda *args: seen.append(args[2]))
-    with torch.no_grad():
-        model(u)
-    return seen
-
-
-def dpot_state(C=2, T=3, P=4, grid=4, D=16, hidden=24, depth=2, K=2, O=6, gamma=True, normalize=False):
+def dpot_state(C=2, T=3, P=4, D=16, depth=2, K=2, O=6, gamma=True, normalize=False):
     """Random weights under the names and in the shapes of DPOT's own network."""
-    E, random, state = C * P + 3, torch.randn, {}
-    layers = {'patch_embed.proj.0': (E, C + 3, P, P), 'patch_embed.proj.2': (D, E, 1, 1), 'cls_head.0': (D, D),
-              'out_layer.0': (D, O, P, P), 'out_layer.2': (O, O, 1, 1), 'out_layer.4': (C, O, 1, 1)}
+    E, hidden, random, state = C * P + 3, 24, torch.randn, {}
+    layers = {'patch_embed.proj.0': (E, C + 3, P, P), 'patch_embed.proj.2': (D, E, 1, 1),
+              'cls_head.0': (D, D), 'out_layer.0': (D, O, P, P), 'out_layer.2': (O, O, 1, 1),
+              'out_layer.4': (C, O, 1, 1)}
     if normalize:
         layers.update({f'scale_feats_{name}': (D, 2 * C) for name in ('mu', 'sigma')})
     for i in range(depth):
         layers.update({f'blocks.{i}.{name}': shape for name, shape in (
-            ('norm1', (D,)), ('norm2', (D,)), ('mlp.0', (hidden, D, 1, 1)), ('mlp.2', (D, hidden, 1, 1)))})
+            ('norm1', (D,)), ('norm2', (D,)), ('mlp.0', (hidden, D, 1, 1)),
+            ('mlp.2', (D, hidden, 1, 1)))})
         for layer in '12':
             state[f'blocks.{i}.filter.w{layer}'] = random(2, K, D // K, D // K) / D ** 0.5
             state[f'blocks.{i}.filter.b{layer}'] = random(2, K, D // K) / D ** 0.5
     for name, shape in layers.items():
         bias = O if name == 'out_layer.0' else shape[0]                 # which is transposed
-        state.update({f'{name}.weight': random(shape) / D ** 0.5, f'{name}.bias': random(bias) / D ** 0.5})
-    state.update({'pos_embed': random(1, D, grid, grid), 'time_agg_layer.w': random(T, D, D) / D})
+        state[f'{name}.weight'] = random(shape) / D ** 0.5
+        state[f'{name}.bias'] = random(bias) / D ** 0.5
+    state.update({'pos_embed': random(1, D, 4, 4), 'time_agg_layer.w': random(T, D, D) / D})
     return {**state, 'time_agg_layer.gamma': 2 ** random(1, D)} if gamma else state
 
 
 ONE_LAYER = dict(width=16, mlp=16, depth=1, patch=4, resolution=16, frames=3)
-TINY = [*(str(word) for name, value in ONE_LAYER.items() for word in (f'--{name}', value)),
-        '--no-normalize', '--no-overlap', '--optimizer', 'adamw', '--loss', 'relative', '--sampling', 'swe_pdb=3',
-        '--device', 'cpu', '--batch_size', '4', '--log_every', '1']
+TINY = [f'--{name}={value}' for name, value in ONE_LAYER.items()]
+TINY += ('--no-normalize --no-overlap --optimizer adamw --loss relative --sampling swe_pdb=3 '
+         '--device cpu --batch_size 4 --log_every 1').split()
 
 
 def travelling(N, T, H, C, speed, scale=1.0):
@@ -90,7 +82,7 @@ def travelling(N, T, H, C, speed, scale=1.0):
     random, x = np.random.default_rng(N * T), 2 * np.pi * np.arange(H) / H
     phase = random.uniform(0, 2 * np.pi, (N, 1, 1, 1, C))
     t = speed * np.arange(T)[None, :, None, None, None]
-    return scale * np.sin(x[None, None, :, None, None] + 2 * x[None, None, None, :, None] + t + phase) + 0.1
+    return scale * np.sin(x[:, None, None] + 2 * x[:, None] + t + phase) + 0.1
 
 
 def write(folder, name, values, split, **attributes):
@@ -100,7 +92,7 @@ def write(folder, name, values, split, **attributes):
 
 
 def write_two(folder):
-    """Two datasets with different grids and channels, of which the first has a static channel; returns `folder`."""
+    """Two datasets of other grids and channels, of which one is static; returns `folder`."""
     for split, N in (('train', 6), ('test', 3)):
         values = travelling(N, 9, 16, 3, 0.4)
         values[..., 2] = values[:, :1, ..., 2]
@@ -116,8 +108,9 @@ def command(folder, out, *flags, steps=24, save_every=4):
 
 
 def run(*arguments, **options):
-    """Run Python with these arguments in a process of its own and return the finished process with what it printed."""
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, **options)
+    """The finished process of Python with these arguments, with what it printed."""
+    words = [sys.executable, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, **options)
 
 
 def fork(main, path, rank=0, port=0, world_size=1, address='127.0.0.1'):
@@ -128,7 +121,8 @@ def fork(main, path, rank=0, port=0, world_size=1, address='127.0.0.1'):
     process = os.fork()
     if process:
         return process
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR=address,
+                      MASTER_PORT=str(port))
     code = 1
     try:
         sys.stdout = sys.stderr = open(path, 'w')
@@ -152,17 +146,6 @@ def free_port():
         return free.getsockname()[1]
 
 
-def main(flags, monkeypatch, capsys, script=train):
-    """Run a script's `main` in this process: (exit code, standard error, standard output)."""
-    monkeypatch.setattr(sys, 'argv', [script.__name__, *map(str, flags)])
-    try:
-        code = terminal.cli(script.main) or 0
-    except SystemExit as stop:
-        code = stop.code
-    printed = capsys.readouterr()
-    return code, printed.err, printed.out
-
-
 def at_step(step, action, patch):
     """Call `action()` when a run is about to take its step number `step`, counted from 1."""
     schedule = train.one_cycle
@@ -176,21 +159,12 @@ def at_step(step, action, patch):
 
 @contextmanager
 def locked_by_another(folder):
-    """Another process holds the lock of `folder` within the block; then it is killed."""
-    read_end, write_end = os.pipe()
-
-    def hold():
-        with files.lock(folder):
-            os.write(write_end, b'locked')
-            time.sleep(600)
-    process = fork(hold, os.devnull)
-    os.close(write_end)
-    os.read(read_end, 1)
-    try:
+    """The lock of `folder` is held within the block as if by another process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / 'lock', 'a') as file:
+        fcntl.flock(file, fcntl.LOCK_SH)                # with which no exclusive lock goes
         yield
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        fcntl.flock(file, fcntl.LOCK_UN)                        # which a fork may hold open, too
 
 
 def log(out):
@@ -242,27 +216,31 @@ KINDS = {'wave': WAVE, 'same': {**WAVE, 'channels': ('p', 'q', 'c')},
 
 
 def save(model, folder, place, step=7, layouts=None, **run):
-    """A checkpoint of `model` in folder/out. layouts: {dataset: attributes of its train.h5}."""
+    """A checkpoint of `model` in folder/out. layouts: {dataset: the header of its train.h5}."""
     path = folder / 'out' / place
     path.parent.mkdir(parents=True, exist_ok=True)
-    headers = {name: {'train': {'channels': list(attributes['channels']), 'static': list(attributes.get('static', ()))}}
-               for name, attributes in (layouts or {}).items()}
+    plain = lambda value: [*value] if isinstance(value, tuple) else value
+    headers = {name: {'train': {'static': [], **{key: plain(x) for key, x in layout.items()}}}
+               for name, layout in (layouts or {}).items()}
     torch.save({'model': model.state_dict(), 'step': step, 'data': headers, 'config': {
         'model': dataclasses.asdict(model.config), 'run': {'data': str(folder), **run}}}, path)
     return path
 
 
 def slow_rollout(model, truth, evolving, steps):
-    """One trajectory (T + steps, H, W, C'), frame by frame: native predictions (steps, H, W, C''), also fed back so."""
-    resize = lambda u, n: F.interpolate(u.permute(2, 0, 1)[None], (n, n), mode='bilinear')[0].permute(1, 2, 0)
-    frames, out = [torch.ones(16, 16, 4) for _ in range(3)], []
-    for t in range(3):
-        frames[t][..., :truth.shape[-1]] = resize(truth[t], 16)
+    """The native predictions (steps, *space', C'') after the first 3 frames (T, *space', C')."""
+    def resize(u, space):
+        mode = 'bilinear' if len(space) == 2 else 'trilinear'
+        return F.interpolate(u.movedim(-1, 0)[None], space, mode=mode)[0].movedim(0, -1)
+    grid, out = model.config.resolution, []
+    frames = [torch.ones(*grid, 4) for _ in range(3)]
+    for frame, u in zip(frames, truth):
+        frame[..., :u.shape[-1]] = resize(u, grid)
     for _ in range(steps):
         new = model(torch.stack(frames[-3:])[None])[0]
-        out.append(resize(new, truth.shape[1])[..., evolving])
+        out.append(resize(new, truth.shape[1:-1])[..., evolving])
         frames.append(frames[-1].clone())
-        frames[-1][..., evolving] = resize(out[-1], 16)
+        frames[-1][..., evolving] = resize(out[-1], grid)
     return torch.stack(out)
 
 

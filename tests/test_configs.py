@@ -1,6 +1,5 @@
 """Presets and flags."""
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,26 +7,28 @@ import torch
 import aotpot
 import configs
 import train
+from conftest import ROOT
 from nets.build import build
 
 
 def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
-    assert configs.model('small').width == 1024 and configs.model('small', width=64, streams=2).streams == 2
-    flags = ('--streams 2 --inner_skip --resolution 96x192 --heads 2 --modes 8 --lr 5e-4 --beta1 0.8 --beta2 0.99 '
-             '--weight_decay 0.1 --datasets a b --compile on').split()
+    assert configs.model('small').width == 1024 and configs.model('small', streams=2).streams == 2
+    flags = ('--streams 2 --inner_skip --resolution 96x192 --heads 2 --modes 8 --lr 5e-4 '
+             '--beta1 0.8 --beta2 0.99 --weight_decay 0.1 --datasets a b --compile on').split()
     model, recipe, run, _, size, _ = train.parse(['--size', 'small', *flags])
-    assert (size, model.width, model.streams, model.inner_skip, model.resolution) == ('small', 1024, 2, True, (96, 192))
-    assert (model.heads, model.modes) == (2, 8)
+    assert (size, model.width, model.streams, model.inner_skip) == ('small', 1024, 2, True)
+    assert (model.heads, model.modes, model.resolution) == (2, 8, (96, 192))
     assert (recipe.beta1, recipe.beta2, recipe.weight_decay) == (0.8, 0.99, 0.1)
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
     assert (run.datasets, run.compile, run.out) == (('a', 'b'), 'on', 'out/small')
     assert configs.recipe('nano').steps > 0 == train.parse(['--epochs', '3']).recipe.steps
-    assert all(configs.recipe(size).grad_clip == (1 if size in ('nano', 'mini') else 10_000) for size in configs.SIZES)
+    clips = {size: configs.recipe(size).grad_clip for size in configs.SIZES}
+    assert clips == dict.fromkeys(configs.SIZES, 10_000) | {'nano': 1, 'mini': 1}
 
 
 @pytest.mark.parametrize('size, count', [
-    ('nano', 208_749), ('mini', 1_121_019), ('tiny', 7_404_803), ('small', 29_894_511), ('medium', 122_423_475),
-    ('large', 511_505_275)])
+    ('nano', 208_749), ('mini', 1_121_019), ('tiny', 7_404_803), ('small', 29_894_511),
+    ('medium', 122_423_475), ('large', 511_505_275)])
 def test_presets_have_their_numbers_of_parameters(size, count):
     with torch.device('meta'):
         assert aotpot.parameters(build(configs.model(size))) == count
@@ -42,8 +43,8 @@ def test_a_resolution_of_three_sizes_makes_a_network_in_3d_and_one_size_stands_f
 
 
 def test_the_flags_that_come_closest_to_dpots_run_have_its_shares_steps_and_clipping():
-    """DPOT draws dataset k in proportion to |D_k| w_k with its w below, and sums the loss over 20 samples a process."""
-    page = (Path(__file__).parents[1] / 'docs/departures.md').read_text()
+    """DPOT draws dataset k in proportion to |D_k| w_k, and sums the loss over 20 samples."""
+    page = (ROOT / 'docs/departures.md').read_text()
     command = page.split("## From DPOT's run")[1].split('```')[1].replace('\\', '').split()
     model, recipe, *_ = train.parse(command[2:])
     draws = [dataset.train * w for dataset, w in

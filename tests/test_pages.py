@@ -1,4 +1,5 @@
-"""README and docs: links lead somewhere, commands take their flags, and no line is beyond reading."""
+"""README and docs: links lead somewhere, commands take their flags, and code runs."""
+import importlib
 import os
 import re
 import runpy
@@ -12,27 +13,24 @@ import pytest
 import torch
 
 import evaluate
-import finetune
 import train
 from configs import InputError
 from conftest import ROOT
 from helpers import run, write_two
-from lab import bench, interpret, reproduce
 from nets import baselines
 from nets.build import OPTIMIZERS
 from runtime.runs import read_log
-from sources import generate, prepare
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
-SCRIPTS = {'train.py': train.parse, 'finetune.py': finetune.parse, 'evaluate.py': evaluate.main,
-           'lab.bench': bench.main, 'lab.interpret': interpret.main, 'lab.reproduce': reproduce.parse,
-           'sources.generate': generate.main, 'sources.prepare': prepare.main}
+SCRIPTS = ('train.py', 'finetune.py', 'evaluate.py', 'lab.bench', 'lab.interpret', 'lab.reproduce',
+           'sources.generate', 'sources.prepare')
 
 
 def anchors(page):
     """The anchors of the headings of a page, as GitHub makes them."""
     found = set()
-    for title in re.findall(r'^#+ (.*)$', re.sub(r'```.*?```', '', page.read_text(), flags=re.S), re.M):
+    text = re.sub(r'```.*?```', '', page.read_text(), flags=re.S)
+    for title in re.findall(r'^#+ (.*)$', text, re.M):
         title = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', title)
         letters = [c for c in title.lower() if c in ' -_' or unicodedata.category(c)[0] in 'LN']
         found.add(''.join(letters).replace(' ', '-'))
@@ -41,9 +39,7 @@ def anchors(page):
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
 def test_every_link_leads_to_a_file_and_a_heading(page):
-    for target in re.findall(r'\]\(([^)\s]+)\)', page.read_text()):
-        if '://' in target:
-            continue
+    for target in re.findall(r'\]\((?!\w+://)([^)\s]+)\)', page.read_text()):
         path, _, anchor = target.partition('#')
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), target
@@ -54,8 +50,9 @@ def flags_of(script, words, capsys):
     """The names of the flags that a script takes, with these words before --help."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr('sys.argv', [script, *words, '--help'])
-        SCRIPTS[script]()
-    return set(re.findall(r'--(\w+)', capsys.readouterr().out))
+        module = importlib.import_module(script.removesuffix('.py'))
+        getattr(module, 'parse', module.main)()
+    return set(re.findall(r'(?:^ +|, )--(\w+)', capsys.readouterr().out, re.M))
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
@@ -73,18 +70,19 @@ def test_the_commands_of_the_pages_take_their_flags(page, capsys):
             assert given <= known, f'{line}: {given - known}'
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'lab/runs').glob('*.sh')), ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', sorted(ROOT.glob('lab/runs/*.sh')), ids=lambda path: path.stem)
 def test_a_recipe_is_a_script_whose_commands_take_its_flags(path, capsys):
     assert subprocess.run(['bash', '-n', path]).returncode == 0
     given = set(re.findall(r'(?<=\s)--(\w+)', re.sub(r'#.*', '', path.read_text())))
-    known = {'nnodes', 'nproc_per_node', 'max_restarts', 'rdzv_backend', 'rdzv_id', 'rdzv_endpoint'}    # torchrun's
+    known = {*'nnodes nproc_per_node max_restarts rdzv_backend rdzv_id rdzv_endpoint'.split()}
     known |= flags_of('train.py', [], capsys) | flags_of('sources.generate', [], capsys)
     assert len(given) > 4 and given <= known, given - known
 
 
 def blocks_of(title):
     """The blocks of Python below a heading of the contributing page."""
-    _, section = re.split(rf'^## {title}.*$', (ROOT / 'docs/contributing.md').read_text(), flags=re.M)
+    page = (ROOT / 'docs/contributing.md').read_text()
+    _, section = re.split(rf'^## {title}.*$', page, flags=re.M)
     return re.findall(r'```python\n(.*?)```', section.partition('\n## ')[0], re.S)
 
 
@@ -92,13 +90,13 @@ def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text(blocks_of('Plug in')[0])
     write_two(tmp_path / 'data')
-    networks = baselines.BASELINES
-    for known, name in (networks, 'Small'), (train.LOSSES, 'absolute'), (OPTIMIZERS, 'nadam'):
-        monkeypatch.setitem(known, name, None)                          # until the end of the test
-    flags = '--network Small --loss absolute --optimizer nadam --lr 1e-3 --out out/small --data data --steps 4'
-    monkeypatch.setattr('sys.argv', ['mine.py', *flags.split()])
+    known = {'Small': baselines.BASELINES, 'absolute': train.LOSSES, 'nadam': OPTIMIZERS}
+    for name in known:
+        monkeypatch.setitem(known[name], name, None)                    # until the end of the test
+    flags = '--network Small --loss absolute --optimizer nadam --lr 1e-3 --out out/small'
+    monkeypatch.setattr('sys.argv', ['mine.py', *flags.split(), '--data', 'data', '--steps', '4'])
     runpy.run_path('mine.py', run_name='__main__')
-    del networks['Small']
+    del baselines.BASELINES['Small']
     with pytest.raises(InputError, match='network Small'):
         evaluate.load('out/small')
     Small = runpy.run_path('mine.py', run_name='mine')['Small']
@@ -106,15 +104,16 @@ def test_a_network_a_loss_and_an_optimizer_of_the_contributing_page_train(tmp_pa
 
 
 @pytest.mark.slow
-def test_tensorboard_reads_the_log_as_the_contributing_page_writes_it(tmp_path, monkeypatch, pretrained):
+def test_tensorboard_reads_the_log_as_the_page_writes_it(tmp_path, monkeypatch, pretrained):
     pytest.importorskip('tensorboard', reason='pip install tensorboard')
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     monkeypatch.chdir(tmp_path)
     shutil.copytree(pretrained, 'out/nano')
     exec(blocks_of('Plug in')[1], {})
     board = EventAccumulator('out/nano').Reload()
-    logged = [(line['step'], line['loss']) for line in read_log('out/nano/log.jsonl') if 'loss' in line]
-    np.testing.assert_allclose([(event.step, event.value) for event in board.Scalars('loss')], logged, rtol=1e-6)
+    logged = [line for line in read_log('out/nano/log.jsonl') if 'loss' in line]
+    for event, line in zip(board.Scalars('loss'), logged, strict=True):
+        assert (event.step, event.value) == (line['step'], pytest.approx(line['loss'], rel=1e-6))
 
 
 def test_safetensors_keep_the_weights_as_the_contributing_page_writes_them(tmp_path, monkeypatch):
@@ -129,61 +128,65 @@ def test_safetensors_keep_the_weights_as_the_contributing_page_writes_them(tmp_p
     assert not weights
 
 
+def ran(folder, *words):
+    """What a command of Python prints that ends well in a folder, with the modules there alone."""
+    done = run(*words, cwd=folder, env={**os.environ, 'PYTHONPATH': str(folder)})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_an_exported_network_predicts_the_same_without_this_project(tmp_path, monkeypatch):
     (tmp_path / 'weights').symlink_to(ROOT / 'weights')
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(blocks_of('Plug in')[3], found)
-    torch.save({'u': found['u'], 'prediction': found['prediction']}, 'fields.pt')
-    alone = ("import torch; fields = torch.load('fields.pt'); "
-             "print((torch.export.load('mini.pt2').module()(fields['u']) - fields['prediction']).abs().max().item())")
-    monkeypatch.delenv('PYTHONPATH', raising=False)
-    done = run('-c', alone, cwd=tmp_path)
-    assert float(done.stdout) < 1e-5, done.stderr
-    torch.testing.assert_close(found['prediction'], found['model'](found['u']), rtol=1e-4, atol=1e-4)
+    u, v = found['u'], found['prediction']
+    torch.save((u, v), 'fields.pt')
+    alone = ("import torch; u, v = torch.load('fields.pt'); "
+             "torch.testing.assert_close(torch.export.load('mini.pt2').module()(u), v)")
+    ran(tmp_path, '-c', alone)
+    torch.testing.assert_close(v, found['model'](u), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The folder of a copy of the project, without data and runs."""
+    without = shutil.ignore_patterns('.git', 'data', 'out', 'tests', 'docs')
+    return shutil.copytree(ROOT, tmp_path / 'copy', ignore=without)
 
 
 @pytest.mark.slow
-def test_the_solver_of_the_contributing_page_is_generated_and_trained_on(tmp_path):
-    copy = tmp_path / 'copy'
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', 'data', 'out', 'tests', 'docs', 'weights'))
+def test_the_solver_of_the_contributing_page_is_generated_and_trained_on(copy):
     solver, row = blocks_of('A solver')
     (copy / 'sources/pdes/heat.py').write_text(solver)
-    for path, old, new in (('sources/pdes/__init__.py', 'import compressible', 'import heat, compressible'),
-                           ('sources/pdes/__init__.py', 'EQUATIONS = (', 'EQUATIONS = (heat, '),
-                           ('configs.py', 'DOWNSTREAM = {\n', 'DOWNSTREAM = {\n' + row)):
+    for path, old, new in (
+            ('sources/pdes/__init__.py', 'import compressible', 'import heat, compressible'),
+            ('sources/pdes/__init__.py', 'EQUATIONS = (', 'EQUATIONS = (heat, '),
+            ('configs.py', 'DOWNSTREAM = {\n', 'DOWNSTREAM = {\n' + row)):
         text = (copy / path).read_text()
         assert text.count(old) == 1
         (copy / path).write_text(text.replace(old, new))
-    where = dict(cwd=copy, env={**os.environ, 'PYTHONPATH': str(copy)})
-    done = run('-m', 'sources.generate', 'heat', '--preset', 'nano', '--train', '8', '--test', '2', '--valid', '0',
-               '--resolution', '16', **where)
-    assert done.returncode == 0, done.stderr
-    done = run('train.py', '--data', 'data/nano', '--datasets', 'heat', '--steps', '30', '--resolution', '16', **where)
-    assert done.returncode == 0, done.stderr
+    counts = '--train 8 --test 2 --valid 0 --resolution 16'.split()
+    ran(copy, '-m', 'sources.generate', 'heat', '--preset', 'nano', *counts)
+    ran(copy, *'train.py --data data/nano --datasets heat --steps 30 --resolution 16'.split())
     with h5py.File(copy / 'data/nano/heat/test.h5') as file:
         u = file['data'][0, ..., 0]
-    modes = np.fft.fft2(u)[:, 1, 0]
-    np.testing.assert_allclose(abs(modes[1] / modes[0]), np.exp(-0.1 * 4 * np.pi ** 2 * 0.01), rtol=1e-4)
+    modes = abs(np.fft.fft2(u)[:, 1, 0])
+    assert modes[1] / modes[0] == pytest.approx(np.exp(-0.1 * 4 * np.pi ** 2 * 0.01), rel=1e-4)
 
 
 @pytest.mark.slow
-def test_readmes_commands_that_take_seconds_run_as_they_stand(tmp_path):
-    """Own data from the array to the prediction, with a tenth of the steps, and the network in the box."""
-    copy = tmp_path / 'copy'
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns('.git', 'data', 'out', 'tests', 'docs'))
+def test_readmes_commands_that_take_seconds_run_as_they_stand(copy):
+    """Own data from array to prediction, with a tenth of the steps, and the network in the box."""
     page = (ROOT / 'README.md').read_text()
-    where = dict(cwd=copy, env={**os.environ, 'PYTHONPATH': str(copy)})
     write, predict = re.findall(r'```python\n(.*?)```', page, re.S)
     training = re.search(r'^python (train.py --data data --datasets mine .*?) +#', page, re.M)[1]
     scoring = re.search(r'`python (evaluate.py --checkpoint weights/mini.pt .*?)`', page)[1]
-    commands = ['-c', write], training.replace('--steps 600', '--steps 60').split(), ['-c', predict], scoring.split()
-    printed = []
-    for words in commands:
-        done = run(*words, **where)
-        assert done.returncode == 0, done.stderr
-        printed.append(done.stdout)
+    ran(copy, '-c', write)
+    ran(copy, *training.replace('--steps 600', '--steps 60').split())
+    ran(copy, '-c', predict)
     assert np.load(copy / 'prediction.npy').shape == (1, 10, 64, 64, 1)
-    [row] = [line.split() for line in printed[-1].splitlines() if line.startswith('swe_pdb')]
+    lines = ran(copy, *scoring.split()).splitlines()
+    [row] = [line.split() for line in lines if line.startswith('swe_pdb')]
     assert float(row[3]) == pytest.approx(0.0014, abs=2e-4), 'as docs/models.md says'

@@ -1,8 +1,8 @@
-"""What a user may do wrong: a line says what it is, the exit code is 2, and no file is new or has changed.
+"""What a user may do wrong: a line says it, the exit code is 2, and no file is new or has changed.
 
-The rows of `COMMANDS` are (script, flags, words of the line), those of `CALLS` (function, its argument, words of the
-error). In the words `...` stands for any text. Of the flags, words in capitals are those of `ABBREVIATIONS`. A refusal
-that needs more than a simple start is tested beside its module.
+The rows of `COMMANDS` are (script, flags, words of the line), those of `CALLS` (function, argument,
+words of the error); `...` stands for any text, and of the flags words in capitals for those of
+`ABBREVIATIONS`. A refusal that needs more than a simple start is tested beside its module.
 """
 import os
 import pickle
@@ -33,62 +33,57 @@ ABBREVIATIONS = {
     'SMALL': ['--checkpoint', 'out/small', '--device', 'cpu'],
     'AOT': ['--checkpoint', 'out/aot', '--device', 'cpu'],
 }
-COMMANDS = {
-    'flags': [
-        (train, '--dept 3', 'unrecognized arguments: --dept 3; did you mean --depth?'),
-        (train, '--size=tinny', "unknown size 'tinny'; did you mean tiny?"),
-        (train, '--lr=nan', '--lr nan must be at least 0'),
-        (train, f'--steps 1{"0" * 400}', 'must be at most 1000000000'),
-        (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
-        (train, '--epochs 3 --steps 4', '--steps and --epochs'),
-        (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
-        (train, 'RUN --sampling ownn=50', '--sampling ownn'),
-        (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
-        (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs whole batches'),
-        (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such thing; leave it out'),
-        (finetune, '--data tune --out target', '--checkpoint'),
-        (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
-        *((script, f'SMALL --json {path}', f'{path}: this file is there; choose another name')
-          for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
-        (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
-        (reproduce, "main --data data --recipe '\"'", '--recipe ": not words of a shell (No closing quotation)'),
-        *((evaluate, f'SMALL --checkpoint none --json {path}.json', words) for path, words in (
-            ('file/a', 'file/a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'too long'))),
-        (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported (No module named'),
-        (generate, '--data target swe', 'did you mean swe_pdb?'),
-        (generate, '--data target swe_pdb --resolution 1000000000000000000', 'must be at most'),
-        (prepare, '--data target swe_pdb', '--source'),
-    ],
-    'grids': [
-        (train, '--resolution=8x8x8x8', "'8x8x8x8' is not a grid, such as 128, 96x192 or 64x64x64"),
-        (evaluate, 'SMALL --resolution 30', '--resolution (30, 30) is not divisible by patch 4'),
-    ],
-    'data': [
-        (train, 'RUN --datasets swe_pbd', '--datasets swe_pbd: no '),
-        (train, 'RUN --channels 2', 'own/train.h5: ...3 channels do not fit a model of ...--channels 3'),
-        (train, 'RUN --frames 8', 'swe_pdb/train.h5: 7 frames, ...do not fit ...--frames 6'),
-        (finetune, 'TUNE --dataset newer', '/newer/train.h5; did you mean new?'),
-        (evaluate, 'SMALL --data none', '--data none: the folder holds no'),
-        (evaluate, 'AOT --datasets own deep', 'deep/test.h5: 7 frames, 3-D, '),
-        (interpret, 'AOT --unseen own', 'was trained on one of --unseen own'),
-        (prepare, '--data target ns2d_pda --source out', 'files *.h5'),
-    ],
-    'folders and runs': [
-        (train, 'RUN --out file', 'file'),
-        (finetune, 'TUNE --dataset new --out pre', '--out pre'),
-        (generate, 'swe_pdb --data file', 'file'),
-        (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
-        (train, 'RUN --out weights --resume', '--out weights: the folder holds last.pt; continue the last.pt of a'),
-    ],
-    'checkpoints': [
-        (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or no checkpoint of train.py, DPOT or MoE-POT'),
-        (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
-        (evaluate, '--checkpoint /dev/zero', '/dev/zero: there is no such checkpoint'),
-        (train, 'RUN --init_from out/unet', 'out/unet/last.pt: the weights of --network UNet do not fit aotpot'),
-        (interpret, 'AOT --checkpoint out/plain --gains', 'no T to look at'),
-        (interpret, 'AOT --checkpoint out/wild', 'T is not finite on coarse'),
-    ],
-}
+COMMANDS = [
+    # flags
+    (train, '--dept 3', 'unrecognized arguments: --dept 3; did you mean --depth?'),
+    (train, '--size=tinny', "unknown size 'tinny'; did you mean tiny?"),
+    (train, '--lr=nan', '--lr nan must be at least 0'),
+    (train, f'--steps 1{"0" * 400}', 'must be at most 1000000000'),
+    (train, '--width=100', '--width 100 is not divisible by 8, the number of groups'),
+    (train, '--epochs 3 --steps 4', '--steps and --epochs'),
+    (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
+    (train, 'RUN --sampling ownn=50', '--sampling ownn'),
+    (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
+    (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs'),
+    (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such'),
+    (finetune, '--data tune --out target', '--checkpoint'),
+    (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),
+    *((script, f'SMALL --json {path}', f'{path}: this file is there; choose another name')
+      for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
+    (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
+    (reproduce, "main --data data --recipe '\"'", '--recipe ": not words of a shell'),
+    *((evaluate, f'SMALL --checkpoint none --json {path}.json', words) for path, words in (
+        ('file/a', 'a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'long'))),
+    (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported'),
+    (generate, '--data target swe', 'did you mean swe_pdb?'),
+    (generate, '--data target swe_pdb --resolution 1000000000000000000', 'must be at most'),
+    (prepare, '--data target swe_pdb', '--source'),
+    # grids
+    (train, '--resolution=8x8x8x8', "'8x8x8x8' is not a grid, such as 128, 96x192 or 64x64x64"),
+    (evaluate, 'SMALL --resolution 30', '--resolution (30, 30) is not divisible by patch 4'),
+    # data
+    (train, 'RUN --datasets swe_pbd', '--datasets swe_pbd: no '),
+    (train, 'RUN --channels 2', 'own/train.h5: ...3 channels do not fit ...--channels 3'),
+    (train, 'RUN --frames 8', 'swe_pdb/train.h5: 7 frames, ...do not fit ...--frames 6'),
+    (finetune, 'TUNE --dataset newer', '/newer/train.h5; did you mean new?'),
+    (evaluate, 'SMALL --data none', '--data none: the folder holds no'),
+    (evaluate, 'AOT --datasets own deep', 'deep/test.h5: 7 frames, 3-D, '),
+    (interpret, 'AOT --unseen own', 'was trained on one of --unseen own'),
+    (prepare, '--data target ns2d_pda --source out', 'files *.h5'),
+    # folders and runs
+    (train, 'RUN --out file', 'file'),
+    (finetune, 'TUNE --dataset new --out pre', '--out pre'),
+    (generate, 'swe_pdb --data file', 'file'),
+    (finetune, 'TUNE --dataset new --out pre --resume', 'resume'),
+    (train, 'RUN --out weights --resume', '--out weights: the folder holds last.pt; continue'),
+    # checkpoints
+    (evaluate, '--checkpoint pickle.pt', 'pickle.pt: damaged, or no checkpoint of train.py'),
+    (train, 'RUN --init_from none.pt', 'none.pt: there is no such checkpoint'),
+    (evaluate, '--checkpoint /dev/zero', '/dev/zero: there is no such checkpoint'),
+    (train, 'RUN --init_from out/unet', 'out/unet/last.pt: the weights of --network UNet'),
+    (interpret, 'AOT --checkpoint out/plain --gains', 'no T to look at'),
+    (interpret, 'AOT --checkpoint out/wild', 'T is not finite on coarse'),
+]
 
 
 @pytest.fixture(scope='module')
@@ -122,7 +117,7 @@ def start(tmp_path_factory, pretrained):
 
 
 def contents(folder):
-    """What a command may not change: the size and time of every file but of locks, which stay empty."""
+    """What a command may not change: size and time of all files but of locks, which stay empty."""
     found = {}
     for path in folder.rglob('*'):
         status = path.lstat()
@@ -136,18 +131,12 @@ def says(line, words):
     return re.search('.*'.join(map(re.escape, words.split('...'))), line)
 
 
-def rows(table):
-    """The rows of a table as pytest takes them, each with a name."""
-    named = []
-    for group in table.values():
-        for script, flags, words in group:
-            name = flags if isinstance(flags, str) else words
-            named.append(pytest.param(script, flags, words, id=f'{script.__name__}: {name}'))
-    return named
+def name_of(value):
+    return getattr(value, '__name__', value if isinstance(value, str) else '')
 
 
-@pytest.mark.parametrize('script, flags, words', rows(COMMANDS))
-def test_a_command_refuses_in_one_line_and_changes_nothing(script, flags, words, start, monkeypatch, call):
+@pytest.mark.parametrize('script, flags, words', COMMANDS, ids=name_of)
+def test_a_refusal_is_one_line_and_changes_nothing(script, flags, words, start, monkeypatch, call):
     monkeypatch.chdir(start)
     if 'closed' in flags and os.access('closed', os.W_OK):
         pytest.skip('a user who may write everywhere')
@@ -184,10 +173,14 @@ def opened(damage):
     data.Trajectories('.', 'own', 'train', 4, 4)
 
 
-def beside_a_test_file(attributes):
-    write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'])
-    write(Path(), 'own', FIELDS, 'test', **attributes)
+def beside_a_test_file(attributes, u=FIELDS):
+    write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'], dt=0.1)
+    write(Path(), 'own', u, 'test', **attributes)
     data.Trajectories('.', 'own', 'test', 4, 4)
+
+
+def beside_values(u):
+    beside_a_test_file({}, u)
 
 
 def loaded(change):
@@ -207,56 +200,62 @@ def l2re(target):
     evaluate.l2re(np.ones((3, 8, 8, 1)), target)
 
 
-CALLS = {
-    'processes': [
-        (lambda count: [*data.numbers_of_rank(range(1), 16, 0, count)], 7,
-         '--batch_size 16 is not divisible by 7 processes'),
-    ],
-    'inputs of a network': [
-        (lambda shape: fresh()(torch.zeros(shape)), (1, 3, 18, 16, 2), '18x16'),
-        (lambda size: aotpot.AOTPOT(configs.model(size, width=64)), 'moe-tiny', 'experts 16: AOTPOT needs'),
-    ],
-    'frames of a rollout': [
-        (rollout, np.ones((2, 8, 8, 2)), 'the shape (2, 8, 8, 2); ...T is at least 3'),
-        (rollout, np.ones((3, 8, 8, 5)), '(3, 8, 8, 5); ...C is at most 4'),
-        *((rollout, np.full((3, 8, 8, 1), value), 'frames: non-finite values') for value in (np.nan, np.inf, 1e300)),
-        *((rollout, np.full((3, 8, 8, 1), value), 'frames: values of the type') for value in (
-            1j, '2', None, np.datetime64('2020-01-01'))),
-        (rollout, np.ma.masked_equal(np.arange(192).reshape(3, 8, 8, 1), 7), 'frames: masked values'),
-    ],
-    'values to compare': [
-        (l2re, np.ma.masked_less(np.ones((3, 8, 8, 1)), 2), 'the target: masked values'),
-        (l2re, [np.ma.masked_less(np.ones((8, 8, 1)), 2)] * 3, 'the target: masked values'),
-        (l2re, np.ones((3, 8, 8, 1)) * 1j, 'the target: values of the type complex128; expected real numbers'),
-    ],
-    'checkpoints': [
-        (loaded, lambda saved: saved.update(code=print), 'error: a.pt: damaged, or no checkpoint'),
-        (loaded, lambda saved: saved.pop('model'), "error: a.pt: damaged, or no checkpoint ...('model')"),
-        (loaded, lambda saved: saved['model'].update(gate=1), 'error: a.pt: damaged, or no checkpoint'),
-        (loaded, lambda saved: saved['model']['gate'].fill_(np.nan), 'error: a.pt: ...the weights gate are not finite'),
-        (loaded, lambda saved: saved['config']['model'].update(width=64), 'error: a.pt: not '
-         'the weights of this network ...size mismatch for embed.position'),
-        (loaded, lambda saved: saved['config']['model'].update(network='os:system'), 'os:system'),
-    ],
-    'arrays': [
-        (written, {'test': FIELDS * 1j}, "test.h5: 'data' is complex128 ...; expected real numbers"),
-        (written, {'train': fields(2, np.nan)}, 'train.h5: trajectory 2, frame 5, channel 1, ...nan is not finite'),
-        (written, {'test': fields(1, 1e300)}, 'test.h5: trajectory 1, frame 5, channel 1, ...inf is not finite'),
-        (written, {'test': np.ma.masked_less(FIELDS, 2)}, 'test.h5: trajectory 0: masked values'),
-        (written, {'statics': ['1']}, "there is no attribute 'statics'; did you mean static?"),
-    ],
-    'files of data': [
-        (opened, lambda path: path.write_bytes(path.read_bytes()[:-100]), 'own/train.h5: ...truncated file'),
-        (opened, lambda path: h5py.File(path, 'a').move('data', 'fields'), "own/train.h5: ...'data' doesn't exist"),
-        (opened, lambda path: h5py.File(path, 'a').move('data', 'of/data') or h5py.File(path, 'a').move('of', 'data'),
-         "own/train.h5: 'data' is a group, not a dataset"),
-        (beside_a_test_file, {'dt': 'abc'}, 'own/test.h5: dt abc: expected a positive number'),
-        (beside_a_test_file, {'channels': ['v', 'u']}, 'test.h5 has the channels v u, but train.h5 u v; they must be'),
-    ],
-}
+CALLS = [
+    # processes
+    (lambda count: [*data.numbers_of_rank(range(1), 16, 0, count)], 7,
+     '--batch_size 16 is not divisible by 7 processes'),
+    # inputs of a network
+    (lambda shape: fresh()(torch.zeros(shape)), (1, 3, 18, 16, 2), '18x16'),
+    (lambda size: aotpot.AOTPOT(configs.model(size)), 'moe-tiny', 'experts 16: AOTPOT needs'),
+    # frames of a rollout
+    (rollout, np.ones((2, 8, 8, 2)), 'the shape (2, 8, 8, 2); ...T is at least 3'),
+    (rollout, np.ones((3, 8, 8, 5)), '(3, 8, 8, 5); ...C is at most 4'),
+    *((rollout, np.full((3, 8, 8, 1), value), 'frames: non-finite values')
+      for value in (np.nan, np.inf, 1e300)),
+    *((rollout, np.full((3, 8, 8, 1), value), 'frames: values of the type') for value in (
+        1j, '2', None, np.datetime64('2020-01-01'))),
+    (rollout, np.ma.masked_equal(np.arange(192).reshape(3, 8, 8, 1), 7), 'frames: masked values'),
+    # values to compare
+    (l2re, np.ones((3, 8, 8, 2)), 'the prediction has the shape (3, 8, 8, 1)'),
+    (l2re, np.ma.masked_less(np.ones((3, 8, 8, 1)), 2), 'the target: masked values'),
+    (l2re, [np.ma.masked_less(np.ones((8, 8, 1)), 2)] * 3, 'the target: masked values'),
+    (l2re, np.ones((3, 8, 8, 1)) * 1j, 'the target: values of the type complex128'),
+    # checkpoints
+    (loaded, lambda saved: saved.update(code=print), 'error: a.pt: damaged, or no checkpoint'),
+    (loaded, lambda saved: saved.pop('model'), "a.pt: damaged, or no checkpoint ...('model')"),
+    (loaded, lambda saved: saved['model'].update(gate=1), 'error: a.pt: damaged, or no checkpoint'),
+    (loaded, lambda saved: saved['model']['gate'].fill_(np.nan), 'a.pt: ...the weights gate are'),
+    (loaded, lambda saved: saved['config']['model'].update(width=64), 'error: a.pt: not '
+     'the weights of this network ...size mismatch for embed.position'),
+    (loaded, lambda saved: saved['config']['model'].update(network='os:system'), 'os:system'),
+    # arrays
+    (written, {'test': FIELDS * 1j}, "test.h5: 'data' is complex128 ...; expected real numbers"),
+    (written, {'train': fields(2, np.nan)}, 'trajectory 2, frame 5, channel 1, point (1, 1): nan'),
+    (written, {'test': fields(1, 1e300)}, 'test.h5: trajectory 1, frame 5, channel 1, ...inf'),
+    (written, {'test': np.ma.masked_less(FIELDS, 2)}, 'test.h5: trajectory 0: masked values'),
+    *((written, {'train': np.ones(shape), 'test': np.ones(shape)}, 'np.moveaxis(u, 2, -1) ...None]')
+      for shape in ((4, 3, 9, 10), (4, 3, 2, 9, 10), (4, 3, 1, 40, 17))),
+    *((written, {'test': u, 'channels': ['p', 'v']}, 'channel p: ..., of which float32 loses 100')
+      for u in (1e-50 * FIELDS, 101325 + 1e-5 * FIELDS)),
+    (written, {'statics': ['1']}, "there is no attribute 'statics'; did you mean static?"),
+    # files of data
+    (opened, lambda path: path.write_bytes(path.read_bytes()[:-100]), 'train.h5: ...truncated'),
+    (opened, lambda path: h5py.File(path, 'a').move('data', 'fields'), "train.h5: ...'data' does"),
+    (opened, lambda path: h5py.File(path, 'w').create_group('data'), "train.h5: 'data' is a group"),
+    (beside_values, FIELDS[:, :, :, :5], 'test.h5 has grid and channels [4, 5, 2], but train.h5'),
+    (beside_values, FIELDS[:0], 'test.h5: ...(0, 8, 4, 6, 2); expected real numbers of shape'),
+    (beside_values, FIELDS[:, :1], 'with at least two frames'),
+    (beside_a_test_file, {'channels': ['u']}, "channels ['u']: expected 2 different names"),
+    (beside_a_test_file, {'static': ['w']}, "static ['w']: expected names of channels"),
+    (beside_a_test_file, {'t_test': 0}, 't_test 0...: expected at least 1 frame'),
+    (beside_a_test_file, {'dt': np.nan}, 'dt nan: expected a positive number'),
+    (beside_a_test_file, {'dt': 'abc'}, 'own/test.h5: dt abc: expected a positive number'),
+    (beside_a_test_file, {'dt': 0.3}, 'test.h5 has the dt 0.3, but train.h5 0.1; they must'),
+    (beside_a_test_file, {'channels': ['v', 'u']}, 'has the channels v u, but train.h5 u v'),
+]
 
 
-@pytest.mark.parametrize('function, argument, words', rows(CALLS))
+@pytest.mark.parametrize('function, argument, words', CALLS, ids=name_of)
 def test_a_function_refuses_in_one_line(function, argument, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(configs.InputError) as error:

@@ -1,4 +1,4 @@
-"""Tests of sinkhorn.py: agreement with the reference, properties, exact small cases, errors, the file on its own."""
+"""sinkhorn.py: agreement with the reference, properties, exact small cases, errors."""
 import doctest
 import itertools
 import math
@@ -41,7 +41,7 @@ def both(z, upstream, iters, form=sinkhorn):
 @pytest.mark.parametrize('std', [1, 8])
 @pytest.mark.parametrize('iters', [1, 2, 20])
 def test_values_and_gradients_are_those_of_the_reference(std, iters):
-    """The upstream gradient is random: with all ones every backward pass, right or wrong, would return 0."""
+    """The upstream gradient is random: with all ones every backward pass would return 0."""
     z, upstream = randn(16, 4, 4, std=std), randn(16, 4, 4)
     assert torch.equal(sinkhorn(z), sinkhorn(z, 20))                    # the same call
     for dtype, worst, close in ((torch.float64, 1e-9, dict(rtol=1e-11, atol=1e-14)),
@@ -50,26 +50,19 @@ def test_values_and_gradients_are_those_of_the_reference(std, iters):
         p, gradient = both(z, upstream.to(dtype), iters)
         want, want_gradient = both(z.double(), upstream, iters, reference)
         torch.testing.assert_close(p.double(), want, **close)
-        error = (gradient - want_gradient).flatten(1).norm(dim=1) / want_gradient.flatten(1).norm(dim=1)
+        error = (gradient - want_gradient).norm(dim=(1, 2)) / want_gradient.norm(dim=(1, 2))
         assert error.max() < worst, error
-
-
-def test_without_a_round_the_matrix_is_the_exponential_of_its_logits():
-    z = randn(16, 4, 4)
-    torch.testing.assert_close(sinkhorn(z.float(), 0), reference(z, 0).float(), rtol=1e-5, atol=0)
-    torch.testing.assert_close(sinkhorn(z.double(), 0), reference(z, 0))
 
 
 @pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (2, 0, 3, 3), (257, 2, 2), (20, 16, 16)])
 def test_any_batch_shape_equals_a_loop_over_matrices(shape):
     z = randn(*shape)
-    p = sinkhorn(z)
-    assert p.shape == z.shape and p.dtype == z.dtype
-    torch.testing.assert_close(p, reference(z), rtol=1e-11, atol=1e-14)
+    for iters in 0, 20:
+        torch.testing.assert_close(sinkhorn(z, iters), reference(z, iters), rtol=1e-11, atol=1e-14)
 
 
 def derivatives(dtype):
-    """Compare second derivatives with differences of first ones, and the transforms of torch.func with both."""
+    """Compare second derivatives and the transforms of torch.func with differences."""
     z, v = torch.randn(2, 3, 4, 4).double().unbind()
     upstream = torch.randn(3, 4, 4).double()
     f = lambda z, form=sinkhorn: (upstream.to(z.dtype) * form(z, 3)).square().sum()
@@ -82,7 +75,8 @@ def derivatives(dtype):
     torch.testing.assert_close(first.detach().double(), g(z), rtol=1e-4, atol=1e-5)
     slope = (f(z + 1e-5 * v) - f(z - 1e-5 * v)) / 2e-5
     z, v = z.to(dtype), v.to(dtype)
-    torch.testing.assert_close(torch.func.jvp(f, (z,), (v,))[1], slope, rtol=1e-5, atol=1e-6, check_dtype=False)
+    found = torch.func.jvp(f, (z,), (v,))[1].double()
+    torch.testing.assert_close(found, slope, rtol=1e-5, atol=1e-6)
     each = torch.func.vmap(torch.func.grad(lambda z: sinkhorn(z, 3)[0, 0]))(z)
     w = z.clone().requires_grad_()
     torch.testing.assert_close(each, torch.autograd.grad(sinkhorn(w, 3)[:, 0, 0].sum(), w)[0])
@@ -116,7 +110,7 @@ def test_low_precision_input_gives_the_fp32_result_and_gradient_rounded(dtype, o
     z, upstream = ((2 * torch.randn(64, 4, 4)).to(dtype) for _ in range(2))
     for got, want in zip(both(z, upstream, 20), both(z.float(), upstream.float(), 20)):
         torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-7)
-        assert (got != want.to(dtype)).float().mean() < 0.01, 'more than ties are rounded to the other neighbour'
+        assert (got != want.to(dtype)).float().mean() < 0.01, 'ties alone are rounded otherwise'
     assert of_rows / 4 < row_error(sinkhorn(torch.randn(1000, 4, 4).to(dtype))) <= of_rows
 
 
@@ -131,16 +125,18 @@ def test_autocast_changes_nothing(dtype):
 
 def test_minus_infinity_is_a_structural_zero_with_finite_gradients():
     z = randn(32, 4, 4, std=2)
-    zero = ~torch.eye(4, dtype=torch.bool) & (torch.rand(32, 4, 4) < 0.4)      # the diagonal keeps a permutation free
+    zero = ~torch.eye(4, dtype=torch.bool) & (torch.rand(32, 4, 4) < 0.4)  # no zero is there
     z = z.masked_fill(zero, -INF)
     p, gradient = both(z, randn(32, 4, 4), 20)
     torch.testing.assert_close(p, reference(z))
     assert (p[zero] == 0).all() and row_error(p) < 1e-12
-    assert gradient.isfinite().all() and (gradient[zero] == 0).all() and gradient[~zero].abs().max() > 1e-3
+    assert gradient.isfinite().all() and not gradient[zero].any()
+    assert gradient[~zero].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize('where, value', [((1,), -INF), ((slice(None), 1), -INF), ((1, 2), INF), ((2, 3), math.nan)])
-def test_a_row_or_column_of_minus_infinity_a_plus_infinity_or_a_nan_gives_nan_in_its_matrix_alone(where, value):
+@pytest.mark.parametrize('where, value', [
+    ((1,), -INF), ((slice(None), 1), -INF), ((1, 2), INF), ((2, 3), math.nan)])
+def test_what_has_no_such_matrix_gives_nan_in_its_matrix_alone(where, value):
     z = torch.randn(3, 4, 4)
     z[(1, *where)] = value
     p = sinkhorn(z)
@@ -149,10 +145,11 @@ def test_a_row_or_column_of_minus_infinity_a_plus_infinity_or_a_nan_gives_nan_in
 
 
 @pytest.mark.parametrize('logits, options, error, message', [
-    (torch.zeros(2, 3, 4), {}, ValueError, 'logits have shape (2, 3, 4); expected square matrices (..., n, n)'),
-    (torch.eye(4).long(), {}, TypeError, 'logits are torch.int64; expected a floating-point torch tensor (..., n, n)'),
-    ([[1., 2.], [3., 4.]], {}, TypeError, 'logits are list; expected a floating-point torch tensor'),
-    *((torch.eye(4), {'iters': n}, ValueError, f'iters is {n}; expected at least 0') for n in (-1, 2.5, math.nan))])
+    (torch.zeros(2, 3, 4), {}, ValueError, 'logits have shape (2, 3, 4); expected square matrices'),
+    (torch.eye(4).long(), {}, TypeError, 'logits are torch.int64; expected a floating-point'),
+    ([[1., 2.], [3., 4.]], {}, TypeError, 'logits are list; expected a floating-point'),
+    *((torch.eye(4), {'iters': n}, ValueError, f'iters is {n}; expected at least 0')
+      for n in (-1, 2.5, math.nan))])
 def test_an_error_says_what_was_given_and_what_is_expected(logits, options, error, message):
     with pytest.raises(error, match=re.escape(message)):
         sinkhorn(logits, **options)
@@ -165,8 +162,9 @@ def test_the_column_sums_are_off_by_what_the_table_in_the_file_says():
         for sigma, cell in zip((0.1, 1, 2, 4), cells.split('|'), strict=True):
             logits = sigma * torch.randn(4096, 4, 4, generator=torch.Generator().manual_seed(0))
             error = (sinkhorn(logits, int(iters)).double().sum(-2) - 1).abs().amax(-1)
-            for said, found in zip(map(float, cell.split()), (error.median(), error.max()), strict=True):
-                assert said / 2 - 3e-7 <= found <= 2 * said + 3e-7, (iters, sigma)  # machines round differently
+            for said, found in zip(cell.split(), (error.median(), error.max()), strict=True):
+                low, high = float(said) / 2 - 3e-7, 2 * float(said) + 3e-7      # machines differ
+                assert low <= found <= high, (iters, sigma)
 
 
 def test_the_example_prints_what_it_says():

@@ -1,8 +1,8 @@
 """The trained model in weights/: that it needs nothing else, and is what the documentation says."""
 import numpy as np
-import pytest
 
 import configs
+import data
 import evaluate
 from helpers import save
 from runtime import checkpoint
@@ -10,9 +10,8 @@ from sources import generate
 from sources.pdes import FAMILIES
 
 
-@pytest.fixture
-def fresh(model, tmp_path, monkeypatch):
-    """A folder without data and runs, in which a small network is the trained model."""
+def test_it_is_scored_on_test_sets_that_are_generated_for_it(model, tmp_path, monkeypatch, call):
+    """In a folder without data and runs, with a small network in the place of the trained one."""
     monkeypatch.chdir(tmp_path)
     names = 'swe_pdb', evaluate.LONG, 'ns2d_fno_1e-4'
     monkeypatch.setitem(configs.BUILTIN, 'mini', names)
@@ -22,19 +21,10 @@ def fresh(model, tmp_path, monkeypatch):
         monkeypatch.setitem(FAMILIES, name, small)
     path = save(model, tmp_path / 'clone', 'mini.pt', data='data/mini', datasets=names[1:])
     monkeypatch.setattr(checkpoint, 'TRAINED', path.rename(tmp_path / 'mini.pt'))
-    return tmp_path
-
-
-def made(folder):
-    root = folder / 'data/mini'
-    return sorted(str(path.relative_to(root)) for path in root.glob('**/*.h5'))
-
-
-def test_it_is_scored_on_test_sets_that_are_generated_for_it(fresh, call):
     code, error, printed = call(['--device', 'cpu'], evaluate)
-    assert code == 0, error
-    assert printed.startswith(f'{fresh / "mini.pt"}: step 7')
-    assert made(fresh) == [f'{evaluate.LONG}/test.h5', 'ns2d_fno_1e-4/test.h5']
+    assert code == 0 and printed.startswith(f'{tmp_path}/mini.pt: step 7'), error
+    assert data.find('data/mini', split='test') == [evaluate.LONG, 'ns2d_fno_1e-4']
+    assert not [*tmp_path.glob('data/mini/*/train.h5')]
     again = call(['--device', 'cpu'], evaluate)[2]
     assert 'generating' in printed and 'generating' not in again
     assert again.splitlines()[-2:] == printed.splitlines()[-2:]
