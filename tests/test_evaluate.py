@@ -248,6 +248,19 @@ def test_frames_of_one_kind_of_the_training_are_named_and_others_refused(model, 
     torch.testing.assert_close(result[1, ..., :2], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_frames_without_a_name_have_the_units_that_all_fitting_datasets_share(capsys):
+    model = small_model(normalize=True)
+    frames = torch.rand(1, 3, 16, 16, 2)
+    for second in 2.0, 4.0:
+        units = {name: data.Units(torch.ones(2, 2), torch.full((2, 2), deviation), torch.zeros(2))
+                 for name, deviation in (('a', 2.0), ('b', second))}
+        model.data = {name: {'train': dict(channels=['u', 'v'], static=[], shape=[1, 9, 16, 16, 2],
+                                           units=its.header())} for name, its in units.items()}
+        unnamed, named = (evaluate.rollout(model, frames, 2, dataset) for dataset in ('', 'a'))
+        assert torch.equal(unnamed, named) == (second == 2)
+        assert ('by themselves' in capsys.readouterr().err) == (second == 4)
+
+
 def test_data_with_the_channels_of_the_training_in_another_order_are_refused(model, folder, call):
     path = save(model, folder, 'small/last.pt', datasets=('own',), layouts=OWN)
     flags = ['--checkpoint', path, '--device', 'cpu', '--datasets', 'other']
