@@ -1,4 +1,6 @@
 """What files say is compared with what a network was trained on; a forecast from file to file."""
+from argparse import Namespace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,17 @@ def test_a_longer_reference_of_ours_is_not_put_beside_other_data(trained, tmp_pa
     error, _ = refused(flags, words, evaluate, lines=None)
     assert 'try --rollout 5' in error and not [*tmp_path.glob('*/rollout*')]
     assert generate.plan(name).attributes()['source'].startswith('generate.py')
+
+
+def test_data_without_a_training_get_the_numbers_of_their_own_training_file(tmp_path, capsys):
+    path = save(small_model(normalize=True), tmp_path, 'a/last.pt', layouts=KINDS)
+    u = travelling(3, 7, 16, 1, 0.4)
+    write(tmp_path, 'new', u + 100, 'train', channels=['h'])
+    write(tmp_path, 'new', u, 'test', channels=['h'])
+    trained = Namespace(model=evaluate.load(path), path=path)
+    units = evaluate.open_dataset(trained, tmp_path, 'new').units
+    assert torch.all((units.mean - 100).abs() < 2)
+    assert f'{tmp_path}/new/train.h5' in capsys.readouterr().err
 
 
 def test_fine_tuning_keeps_the_units_of_the_training_and_says_what_differs(tmp_path, call):
