@@ -82,7 +82,7 @@ def plan(name, preset='paper', **changes):
     least = dict(resolution=16, train=1, test=1, frames=min(11, dataset.frames))
     most = dict(frames=2) if dataset.frames == 2 else {}            # a steady problem
     for key in ('resolution', 'frames', 'seed', *SPLITS):
-        configs.bounded(f'--{key}', sizes[key], least.get(key, 0), most.get(key, 10 ** 9))
+        configs.bounded(f'{name}: --{key}', sizes[key], least.get(key, 0), most.get(key, 10 ** 9))
     counts = {split: sizes.pop(split) for split in SPLITS}
     return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
 

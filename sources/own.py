@@ -280,7 +280,8 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
         known = f'{sizes or main} {axis_of or ""}'.strip()
         require(len(fits) == 1, f'{path}: {name or "it"} has the shape {words}, along '
                                 f'{" or ".join(fits) or "none"} of the axes {known}; say which: '
-                                f'--layout {main} {name}=X')
+                                f'--layout {main} {name or "NAME"}=X, or leave out a file that is '
+                                f'empty or on another grid')
         (axes[name], (new, means)), = fits.items()
         sizes |= new
         axis_of |= means
@@ -442,8 +443,9 @@ def splits(trajectories, own):
         order = np.random.default_rng(own.seed).permutation(count)
     tests = 0 if own.test_source else max(1, round(own.test * count))
     valids = tests + round(own.valid * count)
-    require(valids < count, f'{count} trajectories are too few for --test {own.test} and --valid '
-                            f'{own.valid}; --frames N cuts long ones into pieces of N frames')
+    where = ' outside --test_source' if own.test_source else ''
+    require(valids < count, f'{count} trajectories{where} are too few for --test {own.test} and '
+                            f'--valid {own.valid}; --frames N cuts long ones into pieces of N')
     numbers = {'test': order[:tests], 'valid': order[tests:valids], 'train': order[valids:]}
     return {split: [piece for i in sorted(some) for piece in trajectories[i]]
             for split, some in numbers.items()}
@@ -466,8 +468,8 @@ def own_source(sources, own):
     shortest, longest = min(lengths), max(lengths)
     frames = own.frames or longest
     require(frames <= (longest if own.frames else shortest),
-            f'--frames {own.frames}: there are trajectories of {shortest} to {longest} frames; '
-            f'--frames {shortest} cuts them into pieces of as many')
+            f'--frames {own.frames or "(none)"}: there are trajectories of {shortest} to {longest} '
+            f'frames; --frames {shortest} cuts them into pieces of as many')
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
     tests = paths_of(own.test_source)

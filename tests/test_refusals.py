@@ -57,6 +57,7 @@ COMMANDS = [
     (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported'),
     (generate, '--data target swe', 'did you mean swe_pdb?'),
     (generate, '--data target swe_pdb --resolution 1000000000000000000', 'must be at most'),
+    (generate, '--data target dr_pdb cno_darcy --frames 20', 'cno_darcy: --frames 20 must be at most 2'),
     (prepare, '--data target swe_pdb', '--source'),
     # grids
     (train, '--resolution=8x8x8x8', "'8x8x8x8' is not a grid, such as 128, 96x192 or 64x64x64"),

@@ -170,7 +170,8 @@ def test_trajectories_are_cut_into_pieces_that_stay_in_one_split(tmp_path, call,
     for i, T in enumerate((9, 12, 7, 8, 11)):
         np.save(tmp_path / f'run{i}.npy', np.full((T, 2, 3), 100 * i) + np.arange(T)[:, None, None])
     flags = '--source', *sorted(tmp_path.glob('run*')), '--layout', 'TXY'
-    refused(['mine', '--data', tmp_path, *flags], 'trajectories of 7 to 12 frames; --frames 7 cuts them', prepare)
+    refused(['mine', '--data', tmp_path, *flags],
+            '--frames (none): there are trajectories of 7 to 12 frames; --frames 7 cuts them', prepare)
     found, _, printed, _ = prepared(call, tmp_path, *flags, '--frames', 4, '--test', 0.4, '--valid', 0)
     numbers = {split: np.unique(values // 100).tolist() for split, values in found.items()}
     assert sorted(numbers['train'] + numbers['test']) == [0, 1, 2, 3, 4] and len(numbers['test']) == 2
@@ -389,14 +390,14 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('own.npz --variables u --layout NTHW --test .95', '5 trajectories are too few for --test 0.95 and --valid 0.1'),
     ('own.npz --variables u --layout NTHW --valid=-0.05', '--valid -0.05 must be at least 0'),
     ('own.npz a.npz --variables u v --layout NTXY', 'a.npz, which has u (5, 6, 4, 8)'),
-    ('a.npz --variables u --test_source c.npz --layout NTXY', '(5, 6, 4, 7), along none of the axes '),
+    ('a.npz --variables u --test_source c.npz --layout NTXY', 'or leave out a file that is empty'),
     ('a.npz --variables u --test_source t.npz --layout NTXY', 't.npz 0.1; --uneven takes them as equal'),
     ('nu.npz --variables u n4 --layout NTX', "n4 has the shape (4,), along N or X of the axes {'N': 4, 'T': 6, 'X': 4"),
     ('nu.npz --variables u n46 --layout NTX n46=NT', 'n46=NT: what changes in time needs all of NTX'),
     ('nu.npz --variables u n4 --layout NTX n4=NX', 'n4 has the shape (4,), along none of'),
     ('nu.npz --variables u n4 --layout NTX n4=', 'n4 has the shape (4,), along none of'),
     ('nu.npz --variables u n4 --layout NTX mu=N', '--variables u n4: expected different variables, and'),
-    ('a.npz --variables u --test_source a.npz --layout NTXY', '0 trajectories are too few for --test'),
+    ('a.npz --variables u --test_source a.npz --layout NTXY', '0 trajectories outside --test_source are too few'),
     ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: there are trajectories of 6 to 6 frames'),
     ('own.npz --variables u --layout NTXC', '--layout NTXC: 8 channels on a grid of 1x4; if that is'),
     ('own.npz --variables u u --layout NTXY', '--variables u u: expected different variables'),
