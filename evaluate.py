@@ -473,7 +473,8 @@ def roll_out(trained, datasets, args, processes):
 def channel_to_draw(args, where, count, names):
     """--channel, or the first of `names`, those that evolve. InputError: there is none to draw."""
     if args.channel not in ('', *names) or not 0 <= args.trajectory < count:
-        raise InputError(f'--channel {args.channel} --trajectory {args.trajectory}: {where} has '
+        channel = args.channel or '(first)'
+        raise InputError(f'--channel {channel} --trajectory {args.trajectory}: {where} has '
                          f'the trajectories 0 to {count - 1}, and of its channels '
                          f'{" ".join(names)} evolve')
     return args.channel or names[0]

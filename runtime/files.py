@@ -59,8 +59,10 @@ def require_new(path):
     """Raise InputError for a file that is there or cannot be written, before the work for it."""
     if Path(path).exists():
         raise InputError(f'{path}: this file is there; choose another name')
-    write_text(path, '')
-    os.unlink(os.path.realpath(path))
+    with naming(path, 'cannot be written', OSError):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        open(path, 'x').close()
+        os.unlink(path)
 
 
 def require_held(folder):
