@@ -472,12 +472,12 @@ def roll_out(trained, datasets, args, processes):
 
 def channel_to_draw(args, where, count, names):
     """--channel, or the first of `names`, those that evolve. InputError: there is none to draw."""
-    if args.channel not in ('', *names) or not 0 <= args.trajectory < count:
-        channel = args.channel or '(first)'
-        raise InputError(f'--channel {channel} --trajectory {args.trajectory}: {where} has '
-                         f'the trajectories 0 to {count - 1}, and of its channels '
-                         f'{" ".join(names)} evolve')
-    return args.channel or names[0]
+    channel = args.channel or names[0]
+    if channel not in names or not 0 <= args.trajectory < count:
+        raise InputError(f'--channel {channel} --trajectory {args.trajectory}: {where} has the '
+                         f'trajectories 0 to {count - 1}, and of its channels {" ".join(names)} '
+                         f'evolve')
+    return channel
 
 
 @torch.no_grad()

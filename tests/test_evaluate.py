@@ -351,7 +351,7 @@ def test_a_rollout_goes_by_the_grid_that_the_training_read(tmp_path):
 
 def test_figures_need_matplotlib_and_a_trajectory(checkpoint, folder, monkeypatch, refused):
     flags = ['--checkpoint', checkpoint, '--rollout', '4', '--figures', folder / 'new']
-    words = f'--channel (first) --trajectory 5: {folder}/own/test.h5 has the trajectories 0 to 4, and '
+    words = f'--channel u --trajectory 5: {folder}/own/test.h5 has the trajectories 0 to 4, and '
     if importlib.util.find_spec('matplotlib'):
         refused([*flags, '--trajectory', 5, '--datasets', 'own'], words, evaluate)
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
