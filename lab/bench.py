@@ -44,6 +44,8 @@ def peer_network(folder, config):
     with files.naming(f'--peer {folder}', 'the code of the peer cannot be imported', ImportError):
         network = getattr(importlib.import_module(f'models.{file}'), name)
     del sys.path[0]                                                     # it has a train.py, too
+    for module in [module for module in sys.modules if module.partition('.')[0] == 'models']:
+        del sys.modules[module]                                         # of one peer, not of the next
     return network(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno',
         in_channels=config.channels, out_channels=config.channels, in_timesteps=config.frames,
@@ -59,7 +61,7 @@ def passes(kind, args, config, device):
     """
     training = kind == 'train step'
     for name in [name + form for form in FORMS[args.compile] for name in ('aot', 'plain')] + args.peer:
-        first, *mode = name.split()
+        first, *mode = [name] if name in args.peer else name.split()
         torch.manual_seed(0)
         u = torch.randn(args.batch_size, config.frames, *config.resolution, config.channels, device=device)
         ours = first in ('aot', 'plain', 'paper')
