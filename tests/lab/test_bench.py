@@ -24,7 +24,8 @@ class MoEPOTNet(torch.nn.Module):
 
 
 @pytest.mark.parametrize('command, kinds', [
-    ('step', ['forward', 'train step']), ('latency', ['forward']), ('optimizer', ['optimizer step']), ('read', ['batch'])])
+    ('step', ['forward', 'train step']), ('latency', ['forward']),
+    ('optimizer', ['optimizer step']), ('read', ['batch'])])
 def test_what_is_compared_takes_turns(command, kinds, tmp_path, monkeypatch, call):
     nano, recipe = configs.SIZES['nano']
     monkeypatch.setitem(configs.SIZES, 'nano', (dataclasses.replace(nano, experts=5), recipe))
