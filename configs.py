@@ -96,7 +96,7 @@ class ModelConfig:
     experts: int = arg(0, "E, experts of MoE-POT in the place of the MLP; 0: an MLP", least=0)
     shared: int = arg(2, 'further experts, which every sample takes', flag=False)
     top_k: int = arg(4, 'how many of the E experts a sample takes', flag=False)
-    channel_maps: str = arg('', 'linear maps of the channels: learned, or a checkpoint of fixed')
+    channel_maps: str = arg('', 'linear maps of channels: learned, or a checkpoint of fixed ones')
     normalize: bool = arg(False, 'each dataset gets mean 0 and deviation 1, not in the paper')
     change: bool = arg(False, 'predict how much the last frame changes, not in the paper')
     dims: int = arg(2, 'dimensions of space, see `resolution`', choices=(2, 3), flag=False)
