@@ -44,6 +44,8 @@ def peer_network(folder, config):
     with files.naming(f'--peer {folder}', 'the code of the peer cannot be imported', ImportError):
         network = getattr(importlib.import_module(f'models.{file}'), name)
     del sys.path[0]                                                     # it has a train.py, too
+    for module in [module for module in sys.modules if module.partition('.')[0] == 'models']:
+        del sys.modules[module]                                     # of this peer, not of the next
     return network(
         img_size=config.resolution[0], patch_size=config.patch, mixing_type='afno',
         in_channels=config.channels, out_channels=config.channels, in_timesteps=config.frames,
@@ -172,6 +174,8 @@ def main():
     add('--peer', default=[], nargs='+', metavar='X', help='other networks that take turns')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
     args = parser.parse_args()
+    if args.command in ('optimizer', 'read') and (args.peer or args.compile != 'off'):
+        raise configs.InputError(f'--peer, --compile: for step and latency, not {args.command}')
     usual = dict(batch_size=8, repeats=10)
     if args.command == 'latency':
         usual = dict(batch_size=1, repeats=50)

@@ -194,8 +194,7 @@ def job_of(study, row, part, seed, args):
             flags = re.sub('--size (?=tiny|small|medium)', '--size moe-', flags)
     if part.equal:
         name += '-equal'
-        with files.naming(row, f'EQUAL of lab/reproduce.py lacks the step times of {args.size}'):
-            width, share = EQUAL[args.size][part.equal]
+        width, share = EQUAL[args.size][part.equal]
         recipe = train.parse(shlex.split(f'--size {args.size} {args.recipe}')).recipe
         flags += f' {width} --steps {round(share * (args.steps or recipe.steps))}'
     folder = Path(args.out, args.name, f'{name}-seed_{seed}')
@@ -226,9 +225,13 @@ def jobs_of(study, args):
                 needed = re.findall(r'--datasets? (\S+)', f'{one.start} {one.flags}')
                 try:
                     data.find(args.data, needed)
-                    jobs += [job_of(study, row, one, seed, args) for seed in range(args.seeds)]
+                    if one.equal and args.size not in EQUAL:
+                        raise InputError(f'{row}: EQUAL of lab/reproduce.py lacks the step times '
+                                         f'of {args.size}')
                 except InputError as error:
                     left_out.add(f'left out: {error}')
+                    continue
+                jobs += [job_of(study, row, one, seed, args) for seed in range(args.seeds)]
     return jobs, sorted(left_out)
 
 

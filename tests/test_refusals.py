@@ -52,6 +52,7 @@ COMMANDS = [
       for script, path in ((evaluate, 'out/small/last.pt'), (interpret, 'report.json'))),
     (reproduce, 'main --rows UNnet --data data', "--rows 'UNnet'"),
     (reproduce, "main --data data --recipe '\"'", '--recipe ": not words of a shell'),
+    (reproduce, "contrasts --data data --recipe '--lr -1'", '--lr -1.0 must be at least 0'),
     *((evaluate, f'SMALL --checkpoint none --json {path}.json', words) for path, words in (
         ('file/a', 'a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'long'))),
     (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported'),

@@ -29,19 +29,21 @@ class MoEPOTNet(torch.nn.Module):
 def test_what_is_compared_takes_turns(command, kinds, tmp_path, monkeypatch, call):
     nano, recipe = configs.SIZES['nano']
     monkeypatch.setitem(configs.SIZES, 'nano', (dataclasses.replace(nano, experts=5), recipe))
-    (tmp_path / 'models').mkdir()
-    (tmp_path / 'models/moepot.py').write_text(PEER)
-    flags = '--size', 'nano', '--device', 'cpu', '--peer', 'paper', tmp_path, '--batch_size', 2, '--repeats', 1
+    peers = [tmp_path / 'one', tmp_path / 'the other']
+    for peer in peers:
+        (peer / 'models').mkdir(parents=True)
+        (peer / 'models/moepot.py').write_text(f'{PEER}open({str(peer / "taken")!r}, "w")\n')
+    flags = '--size', 'nano', '--device', 'cpu', '--batch_size', 2, '--repeats', 1
+    flags += ('--peer', 'paper', *peers) if 'forward' in kinds else ()
     code, error, printed = call([command, *flags], bench)
-    for module in ('models', 'models.moepot'):
-        sys.modules.pop(module, None)           # a real checkout has modules of the same names
-    assert code == 0 and str(tmp_path) not in sys.path, error
+    assert code == 0 and str(peers[1]) not in sys.path, error
     report = json.loads(printed.splitlines()[-1])
     assert [kind for kind in report if isinstance(report[kind], dict)] == kinds
     for rows in map(report.get, kinds):
         assert len(rows) > 1
         if 'aot' in rows:
-            assert list(rows) == ['aot', 'plain', 'paper', str(tmp_path)]
+            assert list(rows) == ['aot', 'plain', 'paper', *map(str, peers)]
+            assert all((peer / 'taken').exists() for peer in peers)
         for row in rows.values():
             for other in rows:
                 assert row[f'of {other}'] == pytest.approx(row['ms'] / rows[other]['ms'])
