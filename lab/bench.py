@@ -2,6 +2,7 @@
 
     python -m lab.bench step                            forward pass and train step of `tiny`
     python -m lab.bench step --compile graphs           also the same compiled, and as CUDA graphs
+    python -m lab.bench step --size nano --depth 24     of a network with other sizes
     python -m lab.bench step --peer paper FNO ../DPOT   also aotpot.py as printed, other networks
     python -m lab.bench latency --size small            a forward pass at batch 1
     python -m lab.bench optimizer --size mini           a step of Muon, AdamW and torch.optim.Muon
@@ -71,7 +72,7 @@ def passes(kind, args, config, device):
             block = dataclasses.replace(config, residual='plain' if first == 'plain' else 'aot')
             model = build(block, 'paper' if first == 'paper' else 'fast')
         elif name in BASELINES:
-            model = build(configs.model(args.size, network=name))
+            model = build(configs.override(configs.model(args.size, network=name), args))
         else:
             model = peer_network(name, config)
             u = u.permute(0, 2, 3, 1, 4).contiguous()
@@ -173,6 +174,7 @@ def main():
     add('--repeats', type=int, help='rounds [10; latency 50, and 1200 in the paper]')
     add('--peer', default=[], nargs='+', metavar='X', help='other networks that take turns')
     add('--device', default='auto', help='cpu, cuda or cuda:1 [CUDA if there is any]')
+    parser.add(configs.model('tiny'), 'model (tiny)', without=('network', 'residual'))
     args = parser.parse_args()
     if args.command in ('optimizer', 'read') and (args.peer or args.compile != 'off'):
         raise configs.InputError(f'--peer, --compile: for step and latency, not {args.command}')
@@ -186,7 +188,7 @@ def main():
     processes = distributed.setup(args.device)
     device = processes.device
     args.dtype = distributed.precision('auto', processes)
-    config = configs.model(args.size)
+    config = configs.override(configs.model(args.size), args)
     tables = {kind: compare(kind, functions, args, config, device)
               for kind, functions in KINDS[args.command].items()}
     name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()
