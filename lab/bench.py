@@ -69,7 +69,10 @@ def passes(kind, args, config, device):
         u = torch.randn(shape, device=device)
         ours = first in ('aot', 'plain', 'paper')
         if ours:
-            block = dataclasses.replace(config, residual='plain' if first == 'plain' else 'aot')
+            block = config
+            if first == 'plain':
+                usual = {name: getattr(config.__class__, name) for name in configs.OF_THE_STREAMS}
+                block = dataclasses.replace(config, residual='plain', **usual)
             model = build(block, 'paper' if first == 'paper' else 'fast')
         elif name in BASELINES:
             model = build(configs.override(configs.model(args.size, network=name), args))
