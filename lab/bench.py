@@ -71,8 +71,9 @@ def passes(kind, args, config, device):
         if ours:
             block = config
             if first == 'plain':
-                usual = {name: getattr(config.__class__, name) for name in configs.OF_THE_STREAMS}
-                block = dataclasses.replace(config, residual='plain', **usual)
+                lacking = {field: getattr(configs.ModelConfig, field)
+                           for field in configs.OF_THE_STREAMS}
+                block = dataclasses.replace(config, residual='plain', **lacking)
             model = build(block, 'paper' if first == 'paper' else 'fast')
         elif name in BASELINES:
             model = build(configs.override(configs.model(args.size, network=name), args))
