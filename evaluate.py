@@ -200,17 +200,18 @@ def layout_of(model, values, dataset):
                          f'training whose channels they have, in its order ({"; ".join(known)})')
     if len(fitting) == 1:
         [dataset] = fitting                                 # whose units the Predictor takes
-    variances, means = torch.var_mean(values.flatten(2, -2), 2, correction=0)           # (N, T, C')
-    units = data.Units.of(means, variances, evolving)
     known = [data.Units.read(header) for header in fitting.values() if 'units' in header]
     if known and all(other.header() == known[0].header() for other in known):
         units = known[0]
-    elif known:
-        at_rest = variances.flatten(0, 1).amax(0) == 0
-        deviations = torch.stack([other.deviation for other in known])
-        usual = torch.where(at_rest, deviations.mean(0), units.deviation)
-        units = units._replace(deviation=usual)
-        if model.config.normalize:
+    else:
+        variances, means = torch.var_mean(values.flatten(2, -2), 2, correction=0)       # (N, T, C')
+        units = data.Units.of(means, variances, evolving)
+        if known:
+            at_rest = variances.flatten(0, 1).amax(0) == 0
+            deviations = torch.stack([other.deviation for other in known])
+            usual = torch.where(at_rest, deviations.mean(0), units.deviation)
+            units = units._replace(deviation=usual)
+        if known and model.config.normalize:
             warn('rollout: without dataset=, frames get mean 0 and deviation 1 by themselves')
     return Namespace(name=dataset, space=values.shape[2:-1], evolving=evolving, units=units)
 

@@ -43,7 +43,8 @@ def number_of(value):
 def storable(attributes):
     """Attributes of the layout as HDF5 holds them: lists of texts, numbers, texts; None is none.
 
-    What should be a number and is not stays as it is."""
+    What should be a number and is not stays as it is.
+    """
     form_of = dict.fromkeys(['channels', 'static', 'variables'], names_of)
     form_of |= dict.fromkeys(['pde', 'source', 'layout'], text_of)
     forms = {name: form_of.get(name, number_of)(value) for name, value in attributes.items()
