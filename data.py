@@ -100,7 +100,7 @@ def difference(one, other, here, there):
             a, b = (re.sub(r' (seed|grid) \d+', '', source) for source in (a, b))
         if a != b and (a and b or what == 'static'):
             a, b = (' '.join(x) if isinstance(x, list) else x for x in (a, b))
-            return what, f'{here} has the {what} {a or "none"}, but {there} {b or "none"}'
+            return what, f'{here} has the {what} {a or "none"}, but {there} has {b or "none"}'
     return '', ''
 
 

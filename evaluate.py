@@ -621,7 +621,8 @@ def open_dataset(trained, folder, name, split='test', rows=None):
                              f'the order {" ".join(orders[0])}')
         steps = sorted({header.get('dt') for header in headers.values()} - {None})
         if steps and dataset.header['dt'] not in (None, *steps):
-            warn(f'{dataset.path} has the dt {dataset.dt}, but {there} {" ".join(map(str, steps))}')
+            steps = ' '.join(map(str, steps))
+            warn(f'{dataset.path} has the dt {dataset.dt}, but {there} has {steps}')
         if config.normalize:
             source = dataset
             if dataset.path.with_name('train.h5').exists():

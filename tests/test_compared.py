@@ -49,7 +49,7 @@ def test_a_longer_reference_of_ours_is_not_put_beside_other_data(trained, tmp_pa
     write(tmp_path, name, travelling(3, 8, 16, 1, 0.4), 'test', **attributes)
     path = trained(name, static=(), **attributes)
     flags = ['--checkpoint', path, '--device', 'cpu', '--rollout', 20]
-    words = 'has the source FNO, ns_V1e-3.mat, but our solver generate.py'
+    words = 'has the source FNO, ns_V1e-3.mat, but our solver has generate.py'
     error, _ = refused(flags, words, evaluate, lines=None)
     assert 'try --rollout 5' in error and not [*tmp_path.glob('*/rollout*')]
     assert generate.plan(name).attributes()['source'].startswith('generate.py')
