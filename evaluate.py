@@ -211,8 +211,8 @@ def layout_of(model, values, dataset):
             deviations = torch.stack([other.deviation for other in known])
             usual = torch.where(at_rest, deviations.mean(0), units.deviation)
             units = units._replace(deviation=usual)
-        if known and model.config.normalize:
-            warn('rollout: without dataset=, frames get mean 0 and deviation 1 by themselves')
+            if model.config.normalize:
+                warn('rollout: without dataset=, frames get mean 0 and deviation 1 by themselves')
     return Namespace(name=dataset, space=values.shape[2:-1], evolving=evolving, units=units)
 
 
@@ -621,8 +621,8 @@ def open_dataset(trained, folder, name, split='test', rows=None):
                              f'the order {" ".join(orders[0])}')
         steps = sorted({header.get('dt') for header in headers.values()} - {None})
         if steps and dataset.header['dt'] not in (None, *steps):
-            steps = ' '.join(map(str, steps))
-            warn(f'{dataset.path} has the dt {dataset.dt}, but {there} has {steps}')
+            known = ' '.join(map(str, steps))
+            warn(f'{dataset.path} has the dt {dataset.dt}, but {there} has {known}')
         if config.normalize:
             source = dataset
             if dataset.path.with_name('train.h5').exists():
