@@ -22,8 +22,9 @@ import h5py
 import numpy as np
 
 from configs import InputError, arg, check_fields, show
+from data import UNSAID, difference
 from runtime.files import naming
-from runtime.stored import require, whole
+from runtime.stored import require, storable, whole
 from runtime.terminal import warn
 
 NETCDF = '.nc', '.nc4', '.cdf'
@@ -102,6 +103,8 @@ class Stored:
         self._step = -1 if kind else 1
         self.shape = item.shape[::self._step]
         self.dtype = None if kind in (b'char', 'char') else item.dtype
+        ours = ['channels', 'static'] if item.name.endswith('/data') else []    # as data.py writes
+        self.said = {name: item.attrs[name] for name in ours if np.size(item.attrs.get(name, []))}
 
     def __getitem__(self, index):
         values = whole(self._item)[index[::self._step]]
@@ -109,13 +112,17 @@ class Stored:
 
 
 def stored_in(group):
-    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values."""
+    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values, and the
+    number dt that is an attribute of one of them.
+    """
     found = {}
 
     def add(name, item):
         if isinstance(item, h5py.Dataset) and item.shape is not None:
             if 'not a netCDF variable' not in str(item.attrs.get('NAME')):
                 found[name] = Stored(item)
+                if np.size(item.attrs.get('dt', [])) == 1:
+                    found.setdefault('dt', np.ravel(item.attrs['dt'])[0])
     group.visititems(add)
     return found
 
@@ -376,7 +383,8 @@ def find_runs(paths, own):
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
     grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
-    items, steps = [], []
+    items, steps, told = [], [], []                         # (dt, file), by times and by a number
+    said = {}                                               # {name: (what it says, in which file)}
     for run in runs:
         times = []
         for part in run:
@@ -386,6 +394,11 @@ def find_runs(paths, own):
                     if array is None:
                         raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which '
                                          f'has {contents(part[0])[1]}')
+                for name, array in arrays.items():
+                    here = {**UNSAID, **storable(getattr(array, 'said', {}))}
+                    there, path = said.setdefault(name, (here, part[0]))
+                    what, words = difference(there, here, path, part[0])
+                    require(not what, words)
                 sizes = dict(grid)
                 axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
@@ -396,6 +409,7 @@ def find_runs(paths, own):
                     if len(points) > 1:                             # of all points of a plane
                         even_steps(part[0], points.T, own.uneven)
                 times += [next(points_of(found, TIMES, [sizes.get('T', 1)]), [])]
+                told += [(dt.item(), part[0]) for dt in points_of(found, ['dt'], [1]) if dt > 0]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
@@ -407,6 +421,7 @@ def find_runs(paths, own):
             if sum(len({*np.diff(column).round(6)}) > 1 for column in numbers) == 1:
                 warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
                      f'if frames were missing')
+    steps = steps or told
     low, here = min(steps, default=(1, ''))
     high, there = max(steps, default=(1, ''))
     require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
@@ -416,6 +431,10 @@ def find_runs(paths, own):
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
         new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
+        header, _ = said[name]
+        if len(header['channels']) == C:
+            new = header['channels']
+            static += [channel for channel in new if channel in header['static']]
         channels += new
         if {*main} - {*its, 'C'} and 'T' not in its:
             print(f'{name} is static, {"along " + its if its else "a number"}')

@@ -379,6 +379,37 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     np.testing.assert_array_equal(read(tmp_path / 'own.h5', 'NTXY', ['u'])[0][..., 0], VALUES[..., 0])
 
 
+# ------------------------------------------------------------------------------------------------ what files say
+
+def test_a_dataset_keeps_its_names_and_dt_when_it_is_cut_or_joined(tmp_path, call, refused):
+    u = np.concatenate([VALUES, VALUES[:, :1, ..., :1].repeat(6, 1)], -1).astype(np.float32)
+    for name, channels, dt in ('a', 'uvm', 0.5), ('b', 'uvm', 0.5), ('swapped', 'vum', 0.5), ('slower', 'uvm', 0.25):
+        data.write(tmp_path / name, u, u[:1], channels=[*channels], static=['m'], dt=dt)
+    a, b, swapped, slower = (tmp_path / name / 'train.h5' for name in ('a', 'b', 'swapped', 'slower'))
+    flags = '--layout', 'NTXYC', '--frames', 3
+    found, attributes, printed, _ = prepared(call, tmp_path, '--source', a, b, *flags)
+    assert sum(len(values) for values in found.values()) == 20 and 'dt 0.5, as in the files' in printed
+    assert [attributes[name] for name in ('channels', 'static', 'dt')] == [['u', 'v', 'm'], ['m'], [0.5]]
+    found, attributes, _, _ = prepared(call, tmp_path, '--source', a, '--channels', *'pqr', *flags, name='named')
+    assert [attributes[name] for name in ('channels', 'static')] == [['p', 'q', 'r'], ['r']]
+    for other, words in (swapped, 'has the channels u v m, but'), (slower, 'slower/train.h5 0.25; --uneven'):
+        refused(['mine', '--data', tmp_path / 'new', '--source', a, other, *flags], words, prepare, lines=None)
+
+
+@pytest.mark.parametrize('said, dt', [
+    (0.25, 0.25), ([0.25], 0.25), (np.float32(0.25), 0.25), (0, None), ([0.1, 0.2], None), ('fast', None)])
+def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path):
+    np.savez(tmp_path / 'a.npz', u=VALUES, dt=said)
+    np.savez(tmp_path / 'timed.npz', u=VALUES, dt=said, t=0.125 * np.arange(6))
+    for place in 'file', 'array':
+        with h5py.File(tmp_path / f'{place}.h5', 'w') as file:
+            file['u'] = VALUES
+            (file if place == 'file' else file['u']).attrs['dt'] = said
+    for name in 'a.npz', 'file.h5', 'array.h5':
+        assert read(tmp_path / name, 'NTXYC', ['u'])[1].attributes['dt'] == dt
+    assert read(tmp_path / 'timed.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.125
+
+
 # ------------------------------------------------------------------------------------------------ one line for errors
 
 @pytest.mark.parametrize('flags, words', [
