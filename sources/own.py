@@ -29,7 +29,7 @@ from runtime.terminal import warn
 
 NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
-TIMES = 'time', 'times', 't', 't-coordinate'                        # the last is PDEBench's
+TIMES = 'time', 'times', 't', 't-coordinate', 'sim_time'            # the last: PDEBench, Dedalus
 GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
 ORDER = 'NTXYZCK'                                                   # of our axes; K: a tensor's
 SECONDS = dict(days=86400, hours=3600, minutes=60, milliseconds=1e-3, microseconds=1e-6,
@@ -301,7 +301,8 @@ def points_of(found, names, sizes):
     Times that say their unit are in seconds: xarray takes another one for other steps.
     """
     for name, array in found.items():
-        if array is not None and name.split('/')[-1].lower() in names:
+        usual = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name).split('/')[-1].lower()    # Dedalus's grids
+        if array is not None and usual in names:
             shape = [size for size in array.shape if size > 1] or [1]
             if len(shape) < 3 and shape[-1] in sizes:
                 unit = SECONDS.get(str(getattr(array, 'units', '')).partition(' since ')[0], 1)

@@ -278,6 +278,52 @@ def test_uneven_times_of_a_tracker_and_grid_points_are_refused_unless_accepted(t
         refused(['bad', '--data', tmp_path, '--source', path, '--layout', 'NTX'], 'points [ 1.   0.5', prepare)
 
 
+def test_times_and_grid_points_by_the_names_of_dedalus(tmp_path, refused):
+    """As its file handlers of version 3 write them; version 2 calls its grids x/1.0."""
+    nodes = np.cos(np.pi * (np.arange(8) + 0.5) / 8)
+    for i, (name, points) in enumerate({'s1': 0.5 * np.arange(8), 's2': nodes, 's3': nodes}.items()):
+        with h5py.File(tmp_path / f'{name}.h5', 'w') as file:
+            file['tasks/velocity'] = VALUES[i].transpose(0, 3, 1, 2)
+            file['scales/sim_time'] = 3 * i + 0.25 * np.arange(6)
+            file['scales/timestep'] = np.full(6, 0.01)
+            file[f'scales/{"y/1.0" if i == 2 else "y_hash_5d1e"}'] = points
+    values, source = read(tmp_path / 's1.h5', 'TCXY', ['tasks/velocity'], frames=3)
+    np.testing.assert_array_equal(values, VALUES[0].reshape(2, 3, 4, 8, 2))
+    assert source.attributes['dt'] == 0.25
+    for name in 's2', 's3':
+        refused(['bad', '--data', tmp_path, '--source', tmp_path / f'{name}.h5', '--variables', 'tasks/velocity',
+                 '--layout', 'TCXY'], f'{name}.h5: times or grid points [ 0.98', prepare)
+
+
+def test_a_dataset_keeps_its_names_and_dt_when_it_is_cut_or_joined(tmp_path, call, refused):
+    u = np.concatenate([VALUES, VALUES[:, :1, ..., :1].repeat(6, 1)], -1).astype(np.float32)
+    for name, channels, dt in ('a', 'uvm', 0.5), ('b', 'uvm', 0.5), ('swapped', 'vum', 0.5), ('slower', 'uvm', 0.25):
+        data.write(tmp_path / name, u, u[:1], channels=[*channels], static=['m'], dt=dt)
+    a, b, swapped, slower = (tmp_path / name / 'train.h5' for name in ('a', 'b', 'swapped', 'slower'))
+    flags = '--layout', 'NTXYC', '--frames', 3
+    found, attributes, printed, _ = prepared(call, tmp_path, '--source', a, b, *flags)
+    assert sum(len(values) for values in found.values()) == 20 and 'dt 0.5, as in the files' in printed
+    assert [attributes[name] for name in ('channels', 'static', 'dt')] == [['u', 'v', 'm'], ['m'], [0.5]]
+    found, attributes, _, _ = prepared(call, tmp_path, '--source', a, '--channels', *'pqr', *flags, name='named')
+    assert [attributes[name] for name in ('channels', 'static')] == [['p', 'q', 'r'], ['r']]
+    for other, words in (swapped, 'has the channels u v m, but'), (slower, 'slower/train.h5 0.25; --uneven'):
+        refused(['mine', '--data', tmp_path / 'new', '--source', a, other, *flags], words, prepare, lines=None)
+
+
+@pytest.mark.parametrize('said, dt', [
+    (0.25, 0.25), ([0.25], 0.25), (np.float32(0.25), 0.25), (0, None), ([0.1, 0.2], None), ('fast', None)])
+def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path):
+    np.savez(tmp_path / 'a.npz', u=VALUES, dt=said)
+    np.savez(tmp_path / 'timed.npz', u=VALUES, dt=said, t=0.125 * np.arange(6))
+    for place in 'file', 'array':
+        with h5py.File(tmp_path / f'{place}.h5', 'w') as file:
+            file['u'] = VALUES
+            (file if place == 'file' else file['u']).attrs['dt'] = said
+    for name in 'a.npz', 'file.h5', 'array.h5':
+        assert read(tmp_path / name, 'NTXYC', ['u'])[1].attributes['dt'] == dt
+    assert read(tmp_path / 'timed.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.125
+
+
 # ------------------------------------------------------------------------------------------------ kinds of files
 
 @pytest.mark.parametrize('form', ['NETCDF3_CLASSIC', 'NETCDF4'])
@@ -377,37 +423,6 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     refused([*flags, 'packed'], "/packed has netCDF's attribute valid_range, so its numbers are packed or have gaps; "
             'name it FILE.nc', prepare, lines=None)
     np.testing.assert_array_equal(read(tmp_path / 'own.h5', 'NTXY', ['u'])[0][..., 0], VALUES[..., 0])
-
-
-# ------------------------------------------------------------------------------------------------ what files say
-
-def test_a_dataset_keeps_its_names_and_dt_when_it_is_cut_or_joined(tmp_path, call, refused):
-    u = np.concatenate([VALUES, VALUES[:, :1, ..., :1].repeat(6, 1)], -1).astype(np.float32)
-    for name, channels, dt in ('a', 'uvm', 0.5), ('b', 'uvm', 0.5), ('swapped', 'vum', 0.5), ('slower', 'uvm', 0.25):
-        data.write(tmp_path / name, u, u[:1], channels=[*channels], static=['m'], dt=dt)
-    a, b, swapped, slower = (tmp_path / name / 'train.h5' for name in ('a', 'b', 'swapped', 'slower'))
-    flags = '--layout', 'NTXYC', '--frames', 3
-    found, attributes, printed, _ = prepared(call, tmp_path, '--source', a, b, *flags)
-    assert sum(len(values) for values in found.values()) == 20 and 'dt 0.5, as in the files' in printed
-    assert [attributes[name] for name in ('channels', 'static', 'dt')] == [['u', 'v', 'm'], ['m'], [0.5]]
-    found, attributes, _, _ = prepared(call, tmp_path, '--source', a, '--channels', *'pqr', *flags, name='named')
-    assert [attributes[name] for name in ('channels', 'static')] == [['p', 'q', 'r'], ['r']]
-    for other, words in (swapped, 'has the channels u v m, but'), (slower, 'slower/train.h5 0.25; --uneven'):
-        refused(['mine', '--data', tmp_path / 'new', '--source', a, other, *flags], words, prepare, lines=None)
-
-
-@pytest.mark.parametrize('said, dt', [
-    (0.25, 0.25), ([0.25], 0.25), (np.float32(0.25), 0.25), (0, None), ([0.1, 0.2], None), ('fast', None)])
-def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path):
-    np.savez(tmp_path / 'a.npz', u=VALUES, dt=said)
-    np.savez(tmp_path / 'timed.npz', u=VALUES, dt=said, t=0.125 * np.arange(6))
-    for place in 'file', 'array':
-        with h5py.File(tmp_path / f'{place}.h5', 'w') as file:
-            file['u'] = VALUES
-            (file if place == 'file' else file['u']).attrs['dt'] = said
-    for name in 'a.npz', 'file.h5', 'array.h5':
-        assert read(tmp_path / name, 'NTXYC', ['u'])[1].attributes['dt'] == dt
-    assert read(tmp_path / 'timed.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.125
 
 
 # ------------------------------------------------------------------------------------------------ one line for errors
