@@ -24,7 +24,7 @@ import numpy as np
 from configs import InputError, arg, check_fields, show
 from data import UNSAID, difference
 from runtime.files import naming
-from runtime.stored import require, storable, whole
+from runtime.stored import require, storable, text_of, whole
 from runtime.terminal import warn
 
 NETCDF = '.nc', '.nc4', '.cdf'
@@ -32,6 +32,7 @@ KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
 TIMES = 'time', 'times', 't', 't-coordinate', 'sim_time'            # the last: PDEBench, Dedalus
 GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
 ORDER = 'NTXYZCK'                                                   # of our axes; K: a tensor's
+BETWEEN = 'time between frames'
 SECONDS = dict(days=86400, hours=3600, minutes=60, milliseconds=1e-3, microseconds=1e-6,
                nanoseconds=1e-9)
 UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
@@ -105,6 +106,7 @@ class Stored:
         self.dtype = None if kind in (b'char', 'char') else item.dtype
         ours = ['channels', 'static'] if item.name.endswith('/data') else []    # as data.py writes
         self.said = {name: item.attrs[name] for name in ours if np.size(item.attrs.get(name, []))}
+        self.units = item.attrs.get('units', '')
 
     def __getitem__(self, index):
         values = whole(self._item)[index[::self._step]]
@@ -295,8 +297,13 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
     return {name: axes[name] for name in arrays}
 
 
+def unit_of(array):
+    """The unit that an array of a file says, or ''."""
+    return text_of(getattr(array, 'units', ''))
+
+
 def points_of(found, names, sizes):
-    """Yield arrays with usual names of times or of grid points, as (1, size) or (N, size).
+    """Yield usual names of times or of grid points and their arrays, as (1, size) or (N, size).
 
     Times that say their unit are in seconds: xarray takes another one for other steps.
     """
@@ -305,8 +312,9 @@ def points_of(found, names, sizes):
         if array is not None and usual in names:
             shape = [size for size in array.shape if size > 1] or [1]
             if len(shape) < 3 and shape[-1] in sizes:
-                unit = SECONDS.get(str(getattr(array, 'units', '')).partition(' since ')[0], 1)
-                yield unit * np.reshape(array[(slice(None),) * len(array.shape)], (-1, shape[-1]))
+                unit = SECONDS.get(unit_of(array).partition(' since ')[0], 1)
+                values = array[(slice(None),) * len(array.shape)]
+                yield usual, unit * np.reshape(values, (-1, shape[-1]))
 
 
 def even_steps(path, lines, uneven):
@@ -384,12 +392,13 @@ def find_runs(paths, own):
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
     grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
-    items, steps, told = [], [], []                         # (dt, file), by times and by a number
-    said = {}                                               # {name: (what it says, in which file)}
+    items, told = [], []                                    # told: (dt, file) of numbers
+    steps = {}                                              # {what: [(step, file)]}
+    said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     for run in runs:
         times = []
         for part in run:
-            with opened(part, (*names, *TIMES, *GRIDS)) as found:
+            with opened(part, (*names, *TIMES, *GRIDS, 'dt')) as found:
                 arrays = {name: found.get(name) for name in names}
                 for name, array in arrays.items():
                     if array is None:
@@ -400,39 +409,47 @@ def find_runs(paths, own):
                     there, path = said.setdefault(name, (here, part[0]))
                     what, words = difference(there, here, path, part[0])
                     require(not what, words)
+                    units.setdefault(name, {}).setdefault(unit_of(array), part[0])
                 sizes = dict(grid)
                 axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 fields = {*map(id, arrays.values())}                        # may be called z, too
                 found = {name: array for name, array in found.items() if id(array) not in fields}
-                for points in points_of(found, GRIDS, {*grid.values()} - {1}):
-                    even_steps(part[0], points, own.uneven)
+                for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
+                    step = even_steps(part[0], points, own.uneven)
                     if len(points) > 1:                             # of all points of a plane
                         even_steps(part[0], points.T, own.uneven)
-                times += [next(points_of(found, TIMES, [sizes.get('T', 1)]), [])]
-                told += [(dt.item(), part[0]) for dt in points_of(found, ['dt'], [1]) if dt > 0]
+                    else:
+                        steps.setdefault(f'step of {axis}', []).append((step[0], part[0]))
+                times += [next(points_of(found, TIMES, [sizes.get('T', 1)]), ('', []))[1]]
+                told += [(dt.item(), part[0]) for _, dt in points_of(found, ['dt'], [1]) if dt > 0]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
         if frames > 1 and all(map(len, times)):
             lines = np.concatenate(times, 1)
-            steps += [(dt, run[0][0]) for dt in even_steps(run[0][0], lines, own.uneven)]
+            between = steps.setdefault(BETWEEN, [])
+            between += [(dt, run[0][0]) for dt in even_steps(run[0][0], lines, own.uneven)]
         elif 'T' not in main:
             numbers = zip(*(by_number(path.name)[1::2] for path, *_ in run))
             if sum(len({*np.diff(column).round(6)}) > 1 for column in numbers) == 1:
                 warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
                      f'if frames were missing')
-    steps = steps or told
-    low, here = min(steps, default=(1, ''))
-    high, there = max(steps, default=(1, ''))
-    require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
-            f'{there}: the time between frames is {high:g}, in {here} {low:g}; --uneven takes them '
-            f'as equal')
+    steps.setdefault(BETWEEN, told)
+    for what, several in steps.items():
+        low, here = min(several, default=(1, ''))
+        high, there = max(several, default=(1, ''))
+        require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
+                f'{there}: the {what} is {high:g}, in {here} {low:g}; --uneven takes them as equal')
+    for name, files in units.items():
+        words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
+        if len(words) > 1:
+            warn(f'{name} is {", ".join(words)}; the numbers are taken as they are')
     channels, static = [], []
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
         new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
-        header, _ = said[name]
+        header = said[name][0]
         if len(header['channels']) == C:
             new = header['channels']
             static += [channel for channel in new if channel in header['static']]
@@ -445,7 +462,8 @@ def find_runs(paths, own):
             f'are {len(channels)} channels, {" ".join(channels)}')
     attributes = dict(
         channels=[*called.values()], static=[called[name] for name in static],
-        dt=float(np.mean([step for step, _ in steps])) if steps else None, variables=[*axes],
+        dt=float(np.mean([dt for dt, _ in steps[BETWEEN]])) if steps[BETWEEN] else None,
+        variables=[*axes],
         layout=' '.join([main, *(f'{name}={its}' for name, its in axes.items() if its != main)]),
         source=' '.join(dict.fromkeys([paths[0].name, paths[-1].name])))
     space = [1, *grid.values()][-max(2, len(grid)):]                    # one dimension is (1, X)

@@ -314,14 +314,42 @@ def test_a_dataset_keeps_its_names_and_dt_when_it_is_cut_or_joined(tmp_path, cal
     (0.25, 0.25), ([0.25], 0.25), (np.float32(0.25), 0.25), (0, None), ([0.1, 0.2], None), ('fast', None)])
 def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path):
     np.savez(tmp_path / 'a.npz', u=VALUES, dt=said)
+    np.savez_compressed(tmp_path / 'b.npz', u=VALUES, dt=said)
     np.savez(tmp_path / 'timed.npz', u=VALUES, dt=said, t=0.125 * np.arange(6))
     for place in 'file', 'array':
         with h5py.File(tmp_path / f'{place}.h5', 'w') as file:
             file['u'] = VALUES
             (file if place == 'file' else file['u']).attrs['dt'] = said
-    for name in 'a.npz', 'file.h5', 'array.h5':
+    for name in 'a.npz', 'b.npz', 'file.h5', 'array.h5':
         assert read(tmp_path / name, 'NTXYC', ['u'])[1].attributes['dt'] == dt
     assert read(tmp_path / 'timed.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.125
+
+
+@pytest.mark.parametrize('kind', ['.nc', '.h5'])
+def test_grids_that_differ_between_files_are_refused_and_units_get_a_line(kind, tmp_path, call, refused):
+    lat = np.linspace(10, 40, 4)
+    runs = {'first': (lat, 'Pa'), 'again': (lat, 'Pa'), 'hecto': (lat, 'hPa'), 'silent': (lat, ''),
+            'flipped': (lat[::-1], 'Pa'), 'finer': (lat / 2, 'Pa')}
+    for i, (name, (points, unit)) in enumerate(runs.items()):
+        path, p = tmp_path / f'{name}{kind}', VALUES[0, ..., 0] + i
+        if kind == '.nc':
+            netcdf(path, dict(t=6, lat=4, lon=8), coordinates=dict(lat=points), p=(('t', 'lat', 'lon'), p))
+            with package('netCDF4').Dataset(path, 'a') as file:
+                file['p'].units = unit
+        else:
+            with h5py.File(path, 'w') as file:
+                file.update(p=p, lat=points)
+                file['p'].attrs['units'] = unit
+    def flags(*names):
+        return '--source', *(tmp_path / f'{name}{kind}' for name in names), '--variables', 'p', '--layout', 'TXY'
+    for name, words in ('flipped', '-10; --uneven'), ('finer', '5; --uneven'):
+        refused(['bad', '--data', tmp_path, *flags('first', name)], words, prepare, lines=None)
+        assert prepared(call, tmp_path, *flags('first', name), '--uneven', *IN_ORDER, name=name)[0]
+    *_, error = prepared(call, tmp_path, *flags('first', 'again', 'silent'), *IN_ORDER, name='same')
+    assert not error
+    *_, error = prepared(call, tmp_path, *flags('silent', 'first', 'hecto', 'again'), *IN_ORDER, name='other')
+    assert f'p is in Pa in {tmp_path}/again{kind}, in hPa in {tmp_path}/hecto{kind}' in error
+    assert error.count('hPa') == 1
 
 
 # ------------------------------------------------------------------------------------------------ kinds of files
