@@ -513,7 +513,8 @@ def forecast_from_files(trained, args, processes):
         return
     header = known[name]
     forecast.require_writable(args.write)
-    u, dt = forecast.frames_of(args.sources, header, trained.model.config.frames, args.uneven)
+    u, dt, gaps = forecast.frames_of(
+        args.sources, header, trained.model.config.frames, args.uneven)
     here = ' '.join(map(str, args.sources))
     there = f'the training of {trained.path}'
     _, words = data.difference({**header, 'dt': dt}, header, here, there)
@@ -522,7 +523,8 @@ def forecast_from_files(trained, args, processes):
     names = [header['channels'][c] for c in data.evolving_of(header)]
     channel = channel_to_draw(args, here, len(u), names)
     v = rollout(trained.model, u, args.rollout, name, args.batch_size)
-    forecast.write_forecast(args.write, v, header)
+    header = {**header, 'dt': header['dt'] or dt}
+    forecast.write_forecast(args.write, np.where(gaps, np.nan, v), header)
     print(f'{args.write}: {args.rollout} frames after the last of {here}', flush=True)
     if args.figures:
         from lab import figures  # only where something is drawn

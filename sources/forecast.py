@@ -10,6 +10,7 @@ import numpy as np
 from data import evolving_of
 from runtime import files
 from runtime.stored import require
+from runtime.terminal import warn
 from sources.own import Own, find_runs, library, parse_layout, paths_of
 from sources.prepare import fill
 
@@ -18,7 +19,8 @@ NAMES = dict(N='trajectory', T='time', X='x', Y='y', Z='z', C='channel')        
 
 
 def frames_of(sources, header, last, uneven=False):
-    """The last frames of all trajectories in files, (N, last, *space, C), and their dt or None.
+    """The last frames of all trajectories in files, (N, last, *space, C), their dt or None, and
+    where they have gaps, (*space, 1).
 
     sources: paths of files or folders. uneven: as in `Own`.
     """
@@ -33,13 +35,21 @@ def frames_of(sources, header, last, uneven=False):
     u = np.concatenate([
         runs.read(piece, slice(n, n + 1), slice(piece.frames - last, piece.frames))
         for piece, n in runs.items]).astype(np.float32)
+    gaps = np.zeros(u.shape[2:], bool)
     if [*header['channels'][u.shape[-1]:]] == ['mask']:             # sources.prepare has added it
         means = np.ma.masked_invalid(u).mean(tuple(range(u.ndim - 1))).filled(np.nan)
-        u = fill(u, np.isnan(u[0, 0]), means)
+        gaps = np.isnan(u[0, 0])
+        if not gaps.any():
+            warn(f'{shown}: has no gaps, where the dataset has some')
+        u = fill(u, gaps, means)
     require(u.shape[-1] == len(header['channels']) and np.isfinite(u).all(),
             f'{shown}: expected finite values of {len(header["channels"])} channels, found '
             f'{u.shape[-1]}, or nan where the dataset has none')
-    return u, runs.attributes['dt']
+    here = runs.attributes['channels']
+    known = header['channels'][:len(here)]
+    require(here == known or {*here} != {*known},               # others have been named by a flag
+            f'{shown}: has the channels {" ".join(here)}, but the dataset {" ".join(known)}')
+    return u, runs.attributes['dt'], gaps.any(-1, keepdims=True)
 
 
 def require_writable(path):

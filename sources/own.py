@@ -24,17 +24,20 @@ import numpy as np
 from configs import InputError, arg, check_fields, show
 from data import UNSAID, difference
 from runtime.files import naming
-from runtime.stored import require, storable, text_of, whole
+from runtime.stored import number_of, require, storable, text_of, whole
 from runtime.terminal import warn
 
 NETCDF = '.nc', '.nc4', '.cdf'
 KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
 TIMES = 'time', 'times', 't', 't-coordinate', 'sim_time'            # the last: PDEBench, Dedalus
 GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
+SAID = *TIMES, *GRIDS, 'dt'
 ORDER = 'NTXYZCK'                                                   # of our axes; K: a tensor's
 BETWEEN = 'time between frames'
-SECONDS = dict(days=86400, hours=3600, minutes=60, milliseconds=1e-3, microseconds=1e-6,
-               nanoseconds=1e-9)
+SECONDS = {word: seconds for words, seconds in {
+    'd day days': 86400, 'h hr hrs hour hours': 3600, 'min mins minute minutes': 60,
+    'ms msec millisecond milliseconds': 1e-3, 'us microsecond microseconds': 1e-6,
+    'ns nanosecond nanoseconds': 1e-9}.items() for word in words.split()}
 UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
               'git-lfs pointer; download it again')
 SEVERAL = dict(nargs='+', metavar='X')
@@ -105,8 +108,10 @@ class Stored:
         self.shape = item.shape[::self._step]
         self.dtype = None if kind in (b'char', 'char') else item.dtype
         ours = ['channels', 'static'] if item.name.endswith('/data') else []    # as data.py writes
-        self.said = {name: item.attrs[name] for name in ours if np.size(item.attrs.get(name, []))}
-        self.units = item.attrs.get('units', '')
+        said = {name: item.attrs.get(name, 0) for name in ours}
+        self.said = {name: value for name, value in said.items()
+                     if np.asarray(value).dtype.kind in 'SUO' and np.size(value)}
+        self.units, self.dt = (item.attrs.get(name) for name in ('units', 'dt'))
 
     def __getitem__(self, index):
         values = whole(self._item)[index[::self._step]]
@@ -114,17 +119,13 @@ class Stored:
 
 
 def stored_in(group):
-    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values, and the
-    number dt that is an attribute of one of them.
-    """
+    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values."""
     found = {}
 
     def add(name, item):
         if isinstance(item, h5py.Dataset) and item.shape is not None:
             if 'not a netCDF variable' not in str(item.attrs.get('NAME')):
                 found[name] = Stored(item)
-                if np.size(item.attrs.get('dt', [])) == 1:
-                    found.setdefault('dt', np.ravel(item.attrs['dt'])[0])
     group.visititems(add)
     return found
 
@@ -299,22 +300,36 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
 
 def unit_of(array):
     """The unit that an array of a file says, or ''."""
-    return text_of(getattr(array, 'units', ''))
+    unit = getattr(array, 'units', None)
+    return text_of(unit) if isinstance(unit, (str, bytes)) else ''
 
 
 def points_of(found, names, sizes):
-    """Yield usual names of times or of grid points and their arrays, as (1, size) or (N, size).
+    """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
 
-    Times that say their unit are in seconds: xarray takes another one for other steps.
+    names: the usual ones; times have others if their unit is that since a date, and come later.
+    Times are in seconds if they say their unit, and since 1970 if there is one and a date: xarray
+    chooses both for each file.
     """
+    later = []
     for name, array in found.items():
-        usual = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name).split('/')[-1].lower()    # Dedalus's grids
-        if array is not None and usual in names:
-            shape = [size for size in array.shape if size > 1] or [1]
-            if len(shape) < 3 and shape[-1] in sizes:
-                unit = SECONDS.get(unit_of(array).partition(' since ')[0], 1)
-                values = array[(slice(None),) * len(array.shape)]
-                yield usual, unit * np.reshape(values, (-1, shape[-1]))
+        shape = [size for size in getattr(array, 'shape', ()) if size > 1] or [1]
+        name = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name)                     # Dedalus's grids
+        usual = name.split('/')[-1].lower() in names
+        unit, since, date = unit_of(array).partition(' since ')
+        if array is None or len(shape) > 2 or shape[-1] not in sizes:
+            continue
+        if usual or since and names is TIMES:
+            values = np.reshape(array[(slice(None),) * len(array.shape)], (-1, shape[-1]))
+            values = SECONDS.get(unit, 1) * values
+            if values.size == 1 and since:
+                with suppress(ValueError):
+                    values = values + np.datetime64(date.strip()[:19], 's').astype(np.float64)
+            if usual:
+                yield name, values
+            else:
+                later.append((name, values))
+    yield from later
 
 
 def even_steps(path, lines, uneven):
@@ -349,6 +364,21 @@ def paths_of(sources):
     return sorted(paths, key=by_number)
 
 
+def agree(paths):
+    """Raise InputError if files of one run differ in their times or grid points."""
+    said = {}
+    for path in paths:
+        with opened([path], SAID) as found:
+            for name, array in found.items():
+                if name in SAID and array is not None:
+                    values = array[(slice(None),) * len(array.shape)]
+                    known, there = said.setdefault(name, (values, path))
+                    require(np.shape(known) == np.shape(values)
+                            and np.allclose(known, values, 1e-3, 0),
+                            f'{path}: {name} differs from that of {there}; files of different '
+                            f'variables need the same times and grid points')
+
+
 def join(paths, own):
     """[Piece.parts] of the trajectories in files, and the names of the variables to read.
 
@@ -379,6 +409,7 @@ def join(paths, own):
         if all(inside) and sorted(chain(*inside)) == sorted(names):
             how = 'channels'
             runs = [(tuple(paths),)]
+            agree(paths)
     if len(paths) > 1:
         print(f'{len(paths)} files are joined as {how}: {paths[0].name} ... {paths[-1].name}')
     return runs, names
@@ -392,13 +423,12 @@ def find_runs(paths, own):
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
     grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
-    items, told = [], []                                    # told: (dt, file) of numbers
-    steps = {}                                              # {what: [(step, file)]}
+    items, steps = [], {BETWEEN: []}                        # steps: {what: [(step, file)]}
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     for run in runs:
         times = []
         for part in run:
-            with opened(part, (*names, *TIMES, *GRIDS, 'dt')) as found:
+            with opened(part, (*names, *SAID)) as found:
                 arrays = {name: found.get(name) for name in names}
                 for name, array in arrays.items():
                     if array is None:
@@ -416,52 +446,62 @@ def find_runs(paths, own):
                 fields = {*map(id, arrays.values())}                        # may be called z, too
                 found = {name: array for name, array in found.items() if id(array) not in fields}
                 for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
-                    step = even_steps(part[0], points, own.uneven)
-                    if len(points) > 1:                             # of all points of a plane
-                        even_steps(part[0], points.T, own.uneven)
-                    else:
-                        steps.setdefault(f'step of {axis}', []).append((step[0], part[0]))
-                times += [next(points_of(found, TIMES, [sizes.get('T', 1)]), ('', []))[1]]
-                told += [(dt.item(), part[0]) for _, dt in points_of(found, ['dt'], [1]) if dt > 0]
+                    for way, lines in zip(('', ' across'), (points, points.T)):
+                        if len(lines.T) > 1:                    # across: of all points of a plane
+                            step = even_steps(part[0], lines, own.uneven)[0]
+                            steps.setdefault(f'step of {axis}{way}', []).append((step, part[0]))
+                T = sizes.get('T', 1)
+                ends = [T, T + 1] if T > 1 else [T]             # PDEBench says when it ends, too
+                times += [next(points_of(found, TIMES, ends), ('', np.empty((1, 0))))[1][:, :T]]
+                numbers = [getattr(array, 'dt', None) for array in arrays.values()]
+                if found.get('dt') is not None:
+                    numbers.append(found['dt'][(slice(None),) * len(found['dt'].shape)])
+                numbers = [dt for dt in map(number_of, numbers) if dt > 0]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
-        if frames > 1 and all(map(len, times)):
-            lines = np.concatenate(times, 1)
-            between = steps.setdefault(BETWEEN, [])
-            between += [(dt, run[0][0]) for dt in even_steps(run[0][0], lines, own.uneven)]
+        between = numbers[:1]
+        if frames > 1 and all(np.size(part) for part in times):
+            between = even_steps(run[0][0], np.concatenate(times, 1), own.uneven)
         elif 'T' not in main:
-            numbers = zip(*(by_number(path.name)[1::2] for path, *_ in run))
-            if sum(len({*np.diff(column).round(6)}) > 1 for column in numbers) == 1:
+            columns = [np.diff(column).round(6) for column in zip(*(
+                by_number(path.name)[1::2] for path, *_ in run))]
+            if any((column < 0).any() for column in columns):
+                warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names fall, as if '
+                     f'these were several runs; give each a folder of its own')
+            elif sum(len({*column}) > 1 for column in columns) == 1:
                 warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
                      f'if frames were missing')
-    steps.setdefault(BETWEEN, told)
+        steps[BETWEEN] += [(dt, run[0][0]) for dt in between]
     for what, several in steps.items():
         low, here = min(several, default=(1, ''))
         high, there = max(several, default=(1, ''))
-        require(own.uneven or np.isclose(low, high, rtol=1e-3, atol=0),
-                f'{there}: the {what} is {high:g}, in {here} {low:g}; --uneven takes them as equal')
+        words = f'{there}: the {what} is {high:g}, in {here} {low:g}'
+        if not np.isclose(low, high, rtol=1e-3, atol=0):
+            require(own.uneven, f'{words}; --uneven takes them as equal')
+            warn(f'{words}; they are taken as equal')
     for name, files in units.items():
         words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
         if len(words) > 1:
             warn(f'{name} is {", ".join(words)}; the numbers are taken as they are')
-    channels, static = [], []
+    channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
         new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
-        header = said[name][0]
-        if len(header['channels']) == C:
-            new = header['channels']
-            static += [channel for channel in new if channel in header['static']]
-        channels += new
-        if {*main} - {*its, 'C'} and 'T' not in its:
+        ours = said[name][0]
+        new = ours['channels'] if len(ours['channels']) == C else new
+        still = bool({*main} - {*its, 'C'}) and 'T' not in its
+        if still:
             print(f'{name} is static, {"along " + its if its else "a number"}')
-            static += new
-    called = dict(zip(channels, own.channels or channels))
+        channels += new
+        fixed += [still or channel in ours['static'] for channel in new]
     require(len(own.channels) in (0, len(channels)), f'--channels {" ".join(own.channels)}: there '
             f'are {len(channels)} channels, {" ".join(channels)}')
+    channels = [*(own.channels or channels)]
+    require(len({*channels}) == len(channels), f'{paths[0]}: the channels {" ".join(channels)} need '
+            f'different names; give them by --channels')
     attributes = dict(
-        channels=[*called.values()], static=[called[name] for name in static],
+        channels=channels, static=[name for name, still in zip(channels, fixed) if still],
         dt=float(np.mean([dt for dt, _ in steps[BETWEEN]])) if steps[BETWEEN] else None,
         variables=[*axes],
         layout=' '.join([main, *(f'{name}={its}' for name, its in axes.items() if its != main)]),

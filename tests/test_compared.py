@@ -1,6 +1,7 @@
 """What files say is compared with what a network was trained on; a forecast from file to file."""
 from argparse import Namespace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -98,6 +99,31 @@ def test_frames_of_other_proportions_or_another_mean_are_a_line(trained, capsys)
         evaluate.rollout(model, np.zeros((2, 3, *grid, 3)) + [offset, 0, 3], 2, 'wave')
         said = capsys.readouterr().err
         assert words in said and bool(said) == bool(words)
+
+
+def test_a_forecast_keeps_gaps_and_dt_of_its_file_and_refuses_another_order_of_channels(tmp_path, call, refused):
+    u = travelling(8, 10, 16, 2, 0.4)
+    u[:, :, 3, 4] = np.nan
+    for i, run in enumerate(u):
+        np.savez(tmp_path / f'run{i}.npz', u=run[..., 0], v=run[..., 1])
+    flags = ['mine', '--source', *tmp_path.glob('run*'), '--layout', 'TXY', '--variables', 'u', 'v']
+    assert call([*flags, '--data', tmp_path / 'data'], prepare)[0] == 0
+    model, new, written = tmp_path / 'run', tmp_path / 'new.npz', tmp_path / 'next.h5'
+    assert call(command(tmp_path / 'data', model, '--normalize', steps=2)[1:])[0] == 0
+    np.savez(new, u=u[0, ..., 0], v=u[0, ..., 1], dt=0.5)
+    flags = ['--checkpoint', model, '--rollout', 2, '--device', 'cpu']
+    assert call([*flags, '--frames', new, '--write', written], evaluate)[0] == 0
+    with h5py.File(written) as file:
+        np.testing.assert_array_equal(np.argwhere(np.isnan(file['v'])), [[0, 3, 4], [1, 3, 4]])
+        np.testing.assert_array_equal(file['time'], [0.5, 1])
+    for name in 'uv', 'vu':
+        data.write(tmp_path / name, np.nan_to_num(u), np.nan_to_num(u[:2]), channels=[*name])
+    flags = ['own', '--source', tmp_path / 'uv/train.h5', '--layout', 'NTXYC', '--data', tmp_path / 'own']
+    assert call(flags, prepare)[0] == 0
+    assert call(command(tmp_path / 'own', tmp_path / 'named', '--normalize', steps=2)[1:])[0] == 0
+    flags = ['--checkpoint', tmp_path / 'named', '--rollout', 2, '--device', 'cpu', '--write', tmp_path / 'own.h5']
+    refused([*flags, '--frames', tmp_path / 'vu/test.h5'], 'has the channels v u, but the dataset u v', evaluate)
+    assert call([*flags, '--frames', tmp_path / 'uv/test.h5'], evaluate)[0] == 0
 
 
 def test_a_forecast_goes_from_a_file_into_a_file_and_a_picture(tmp_path, call, refused):

@@ -47,7 +47,7 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
     header = header_of(call, tmp_path, '--source', tmp_path / 'raw', '--variables', *arrays, '--layout', layout,
                        '--dt', 0.5)
     path = tmp_path / 'raw/run0.npz'
-    frames, dt = forecast.frames_of([path], header, 3)
+    frames, dt, _ = forecast.frames_of([path], header, 3)
     np.testing.assert_array_equal(frames, VALUES[parts[0], -3:])
     assert dt is None
     written = tmp_path / f'forecast{kind}'
@@ -57,7 +57,7 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
         order += 'C' * ('C' not in order)
         np.testing.assert_array_equal(np.load(written), laid_out(frames, order))
     else:
-        again, dt = forecast.frames_of([written], {**header, 'layout': order}, 3)
+        again, dt, _ = forecast.frames_of([written], {**header, 'layout': order}, 3)
         np.testing.assert_array_equal(again, frames)
         assert dt == 0.5
     with pytest.raises(InputError, match='this file is there; choose another name'):
@@ -68,7 +68,7 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
         forecast.frames_of([path], header, 8)
 
 
-def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call):
+def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, capsys):
     for i in range(6):
         u = VALUES[i, ..., 0].copy()
         u[:, 1, 1] = np.nan
@@ -76,9 +76,13 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call):
     flags = '--source', *tmp_path.glob('run*'), '--variables', 'nu', 'u', '--layout', 'TXY'
     header = header_of(call, tmp_path, *flags)
     assert header['channels'] == ['nu', 'u', 'mask'] and header['layout'] == 'TXY nu='
-    frames, _ = forecast.frames_of([tmp_path / 'run3.npz'], header, 2)
+    frames, _, gaps = forecast.frames_of([tmp_path / 'run3.npz'], header, 2)
     mask = np.ones((4, 3))
     mask[1, 1] = 0
+    np.testing.assert_array_equal(gaps[..., 0], mask == 0)
+    np.savez(tmp_path / 'whole.npz', u=VALUES[0, ..., 0], nu=0.0)
+    assert not forecast.frames_of([tmp_path / 'whole.npz'], header, 2)[2].any()
+    assert 'whole.npz: has no gaps, where the dataset has some' in capsys.readouterr().err
     np.testing.assert_array_equal(frames[..., 0], np.full((1, 2, 4, 3), 3))
     np.testing.assert_array_equal(frames[0, ..., 2], np.stack([mask, mask]))
     np.testing.assert_array_equal(frames[0, ..., 1][:, mask > 0], VALUES[3, -2:, ..., 0][:, mask > 0])
@@ -114,7 +118,7 @@ def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatc
     code, error, _ = call(['--data', 'data', '--datasets', 'mine', '--out', 'out', '--steps', 2, '--batch_size', 2,
                            '--threads', 1, '--device', 'cpu'], train)
     assert code == 0, error
-    frames, dt = forecast.frames_of(['runs/run_7.nc'], header, 5)
+    frames, dt, _ = forecast.frames_of(['runs/run_7.nc'], header, 5)
     assert dt == header['dt'] and frames.shape == (1, 5, 16, 24, 3)
     prediction = evaluate.rollout('out', frames, 4)
     forecast.write_forecast('forecast.nc', prediction, header)

@@ -320,9 +320,85 @@ def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path)
         with h5py.File(tmp_path / f'{place}.h5', 'w') as file:
             file['u'] = VALUES
             (file if place == 'file' else file['u']).attrs['dt'] = said
-    for name in 'a.npz', 'b.npz', 'file.h5', 'array.h5':
+    with package('netCDF4').Dataset(netcdf(tmp_path / 'array.nc', dict(zip('abcde', VALUES.shape)),
+                                           u=(tuple('abcde'), VALUES)), 'a') as file:
+        file['u'].setncattr('dt', said)
+    for name in 'a.npz', 'b.npz', 'file.h5', 'array.h5', 'array.nc':
         assert read(tmp_path / name, 'NTXYC', ['u'])[1].attributes['dt'] == dt
     assert read(tmp_path / 'timed.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.125
+
+
+def test_a_number_dt_of_something_else_is_not_the_time_step(tmp_path, refused):
+    with h5py.File(tmp_path / 'a.h5', 'w') as file:
+        file['energy'], file['u'], file['solver/dt'] = np.zeros(9), VALUES, 0.001
+        file['energy'].attrs['dt'] = 0.001
+        file.attrs['dT'] = 10.0
+    assert read(tmp_path / 'a.h5', 'NTXYC', ['u'])[1].attributes['dt'] is None
+    with h5py.File(tmp_path / 'a.h5', 'a') as file:
+        file.attrs['dt'] = 0.5
+        file['u'].attrs['dt'] = 0.25
+    assert read(tmp_path / 'a.h5', 'NTXYC', ['u'])[1].attributes['dt'] == 0.25
+    for i, said in enumerate([dict(t=0.1 * np.arange(6)), dict(dt=0.1), dict(dt=0.5)]):
+        np.savez(tmp_path / f'run{i}.npz', u=VALUES[i], **said)
+    assert read([tmp_path / f'run{i}.npz' for i in (0, 1)], 'TXYC', ['u'])[1].attributes['dt'] == pytest.approx(0.1)
+    refused(['mine', '--data', tmp_path, '--source', *tmp_path.glob('run*'), '--layout', 'TXYC', '--variables', 'u'],
+            'run2.npz: the time between frames is 0.5, in', prepare, lines=None)
+
+
+@pytest.mark.parametrize('name, unit, values, dt', [
+    ('XTIME', 'minutes since 2000-01-01 00:00:00', 60 * np.arange(6), 3600),        # as WRF and ROMS write them
+    ('ocean_time', 'seconds since 2000-01-01', 3600 * np.arange(6), 3600),
+    ('time', 'h', np.arange(6), 3600), ('t', 'ms', np.arange(6), 1e-3),
+    ('t-coordinate', '', 0.05 * np.arange(7), 0.05)])
+def test_times_have_a_unit_since_a_date_or_a_usual_name(name, unit, values, dt, tmp_path):
+    path = netcdf(tmp_path / 'a.nc', dict(T=6, ends=7, y=4, x=8), attributes=dict(dt=60, DT=60.0),
+                  u=(('T', 'y', 'x'), VALUES[0, ..., 0]), **{name: (('T' if len(values) == 6 else 'ends',), values)})
+    with package('netCDF4').Dataset(path, 'a') as file:
+        file[name].units = unit
+    assert read(path, 'TXY', ['u'], frames=3)[1].attributes['dt'] == pytest.approx(dt)
+
+
+def test_frames_with_a_date_each_lie_an_hour_apart(tmp_path):
+    """xarray writes one time as 0 hours since itself."""
+    for hour in range(6):
+        path = netcdf(tmp_path / f'frame_{hour}.nc', dict(time=1, y=4, x=8), coordinates=dict(time=[0]),
+                      u=(('time', 'y', 'x'), VALUES[:1, hour, ..., 0]))
+        with package('netCDF4').Dataset(path, 'a') as file:
+            file['time'].units = f'hours since 2020-02-29 0{hour}:00:00'
+    assert read(tmp_path, 'XY', ['u'], frames=3)[1].attributes['dt'] == 3600
+
+
+def test_files_of_different_variables_need_the_same_times_and_grid_points(tmp_path, call, refused):
+    x = np.arange(4.)
+    np.savez(tmp_path / 'u.npz', u=VALUES[..., 0], t=0.1 * np.arange(6), x=x)
+    np.savez(tmp_path / 'v.npz', v=VALUES[..., 1], t=0.1 * np.arange(6), x=x)
+    flags = ['mine', '--data', tmp_path, '--variables', 'u', 'v', '--layout', 'NTXY', '--source', tmp_path / 'u.npz']
+    for change in dict(t=0.2 * np.arange(6)), dict(x=-x):
+        np.savez(tmp_path / 'other.npz', v=VALUES[..., 1], **{'t': 0.1 * np.arange(6), 'x': x, **change})
+        words = f'u.npz: {[*change][0]} differs from that of {tmp_path}/other.npz'
+        refused([*flags, tmp_path / 'other.npz'], words, prepare, lines=None)
+    assert call([*flags, tmp_path / 'v.npz'], prepare)[0] == 0
+
+
+def test_arrays_whose_channels_share_their_names_are_told_apart_by_a_flag(tmp_path, refused):
+    with h5py.File(tmp_path / 'a.h5', 'w') as file:
+        for group in 'ab':
+            file[f'{group}/data'] = VALUES + (group == 'b')
+            file[f'{group}/data'].attrs['channels'] = ['u', 'v']
+    flags = 'NTXYC', ['a/data', 'b/data']
+    values, source = read(tmp_path / 'a.h5', *flags, channels=[*'pqrs'])
+    np.testing.assert_array_equal(values, np.concatenate([VALUES, VALUES + 1], -1))
+    assert source.attributes['channels'] == [*'pqrs']
+    refused(['mine', '--data', tmp_path, '--source', tmp_path / 'a.h5', '--layout', 'NTXYC', '--variables', *flags[1]],
+            'a.h5: the channels u v u v need different names; give them by --channels', prepare, lines=None)
+
+
+def test_frames_of_several_runs_in_one_folder_get_a_line(tmp_path, capsys):
+    for run in range(2):
+        for frame in range(6):
+            np.save(tmp_path / f'run{run}_{frame}.npy', VALUES[run, frame, ..., 0])
+    read(tmp_path, 'XY', frames=3)
+    assert 'the numbers in the names fall, as if these were several runs' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('kind', ['.nc', '.h5'])
@@ -345,6 +421,11 @@ def test_grids_that_differ_between_files_are_refused_and_units_get_a_line(kind, 
     for name, words in ('flipped', '-10; --uneven'), ('finer', '5; --uneven'):
         refused(['bad', '--data', tmp_path, *flags('first', name)], words, prepare, lines=None)
         assert prepared(call, tmp_path, *flags('first', name), '--uneven', *IN_ORDER, name=name)[0]
+    planes = [np.meshgrid(points, np.arange(8.), indexing='ij') for points in (lat, lat[::-1])]
+    for name, (x, y) in zip(('one', 'two'), planes):
+        np.savez(tmp_path / f'{name}.npz', p=VALUES[0, ..., 0], x=x, y=y)
+    refused(['bad', '--data', tmp_path, '--source', tmp_path / 'one.npz', tmp_path / 'two.npz', *flags()[1:]],
+            'one.npz: the step of x across is 10, in', prepare, lines=None)
     *_, error = prepared(call, tmp_path, *flags('first', 'again', 'silent'), *IN_ORDER, name='same')
     assert not error
     *_, error = prepared(call, tmp_path, *flags('silent', 'first', 'hecto', 'again'), *IN_ORDER, name='other')
