@@ -10,6 +10,7 @@ attributes of `data` are all optional:
     dt        the time between frames   t_test     the number of frames to predict at test
     pde       the equation, in words    source     the generator and its seed, or a benchmark's file
     layout    the axes of own files     variables  the names of the arrays that were read there
+    said      the steps of their times and grids, and the units of their arrays
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field
 channels, C' those of one dataset, b samples of one dataset or one grid. The words of
@@ -40,7 +41,7 @@ from runtime.stored import number_of, require, storable, whole
 PADDING = 1.0                       # the value of channels that a dataset lacks (paper, App. B.1)
 AT_REST = 1e-3                      # at rest: a channel with less than this share of its deviation
 SPLITS = 'test', 'valid', 'train'   # in the order of writing: a folder with a train.h5 is complete
-ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source', 'layout', 'variables'
+ATTRIBUTES = 'channels', 'static', 'dt', 't_test', 'pde', 'source', 'layout', 'variables', 'said'
 # what a header says where its file says nothing
 UNSAID = dict(source='', channels=[], static=[], dt=None, t_test=math.inf)
 

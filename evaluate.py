@@ -516,10 +516,6 @@ def forecast_from_files(trained, args, processes):
     u, dt, gaps = forecast.frames_of(
         args.sources, header, trained.model.config.frames, args.uneven)
     here = ' '.join(map(str, args.sources))
-    there = f'the training of {trained.path}'
-    _, words = data.difference({**header, 'dt': dt}, header, here, there)
-    if words and not args.uneven:
-        raise InputError(words)
     names = [header['channels'][c] for c in data.evolving_of(header)]
     channel = channel_to_draw(args, here, len(u), names)
     v = rollout(trained.model, u, args.rollout, name, args.batch_size)
@@ -655,7 +651,7 @@ def main():
         help='go on from the last frames in these files of your own')
     add('--write', default='', metavar='FILE', help='the forecast of --frames: .npy, .h5 or .nc')
     add('--uneven', action='store_true',
-        help='of --frames: take uneven times, grid points and another dt as those of the training')
+        help='of --frames: take uneven or other steps of time or grid as those of the training')
     add('--channel', default='', metavar='NAME', help='of --figures [the first that evolves]')
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures: that to draw [0]')
     args = parser.parse_args()

@@ -11,7 +11,7 @@ from data import evolving_of
 from runtime import files
 from runtime.stored import require
 from runtime.terminal import warn
-from sources.own import Own, find_runs, library, parse_layout, paths_of
+from sources.own import BETWEEN, Own, find_runs, library, parse_layout, paths_of
 from sources.prepare import fill
 
 WRITTEN = '.npy', '.h5', '.nc'
@@ -45,11 +45,32 @@ def frames_of(sources, header, last, uneven=False):
     require(u.shape[-1] == len(header['channels']) and np.isfinite(u).all(),
             f'{shown}: expected finite values of {len(header["channels"])} channels, found '
             f'{u.shape[-1]}, or nan where the dataset has none')
+    compare(runs, header, shown, uneven)
     here = runs.attributes['channels']
     known = header['channels'][:len(here)]
     require(here == known or {*here} != {*known},               # others have been named by a flag
             f'{shown}: has the channels {" ".join(here)}, but the dataset {" ".join(known)}')
     return u, runs.attributes['dt'], gaps.any(-1, keepdims=True)
+
+
+def compare(runs, header, shown, uneven):
+    """Raise InputError if files say other steps than those of the dataset; a line on other units.
+
+    runs: the Source in them. On another number of points the steps are not compared.
+    """
+    here, known = (dict(words.rpartition('=')[::2] for words in attributes.get('said', []))
+                   for attributes in (runs.attributes, header))
+    if header['dt']:
+        known.setdefault(BETWEEN, header['dt'])                     # as --dt said
+    same = [*runs.shape[1:-1]] == header['shape'][2:-1]
+    for what in sorted(known.keys() & here.keys()):
+        words = f'{shown}: the {what} is {here[what]}, in the training {known[what]}'
+        if what.startswith('unit'):
+            if here[what] != known[what]:
+                warn(words)
+        elif same or what == BETWEEN:
+            equal = np.isclose(float(here[what]), float(known[what]), rtol=1e-3, atol=0)
+            require(uneven or equal, f'{words}; --uneven takes them as equal')
 
 
 def require_writable(path):

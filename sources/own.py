@@ -71,7 +71,7 @@ class Own:
     channels: tuple = arg((), 'their names; default: of the variables', **SEVERAL)
     frames: int = arg(0, 'cut trajectories into pieces of N frames', least=0, metavar='N')
     dt: float = arg(0.0, 'the time between two frames; 0: as in the file, or 1', metavar='X')
-    uneven: bool = arg(False, 'take uneven times and grid points as even, of The Well, too')
+    uneven: bool = arg(False, 'take uneven or other steps of time or grid as equal, of The Well, too')
     test_source: tuple = arg((), 'files that are the test set', **SEVERAL)
     test: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
     valid: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
@@ -423,7 +423,7 @@ def find_runs(paths, own):
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
     grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
-    items, steps = [], {BETWEEN: []}                        # steps: {what: [(step, file)]}
+    items, saying, steps = [], [], {BETWEEN: []}            # steps: {what: [(step, file)]}
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     for run in runs:
         times = []
@@ -480,10 +480,12 @@ def find_runs(paths, own):
         if not np.isclose(low, high, rtol=1e-3, atol=0):
             require(own.uneven, f'{words}; --uneven takes them as equal')
             warn(f'{words}; they are taken as equal')
+        saying += [f'{what}={low:.9g}'] if several else []
     for name, files in units.items():
         words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
         if len(words) > 1:
             warn(f'{name} is {", ".join(words)}; the numbers are taken as they are')
+        saying += [f'unit of {name}={unit}' for unit in files if unit][:1]
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
@@ -503,7 +505,7 @@ def find_runs(paths, own):
     attributes = dict(
         channels=channels, static=[name for name, still in zip(channels, fixed) if still],
         dt=float(np.mean([dt for dt, _ in steps[BETWEEN]])) if steps[BETWEEN] else None,
-        variables=[*axes],
+        variables=[*axes], said=saying,
         layout=' '.join([main, *(f'{name}={its}' for name, its in axes.items() if its != main)]),
         source=' '.join(dict.fromkeys([paths[0].name, paths[-1].name])))
     space = [1, *grid.values()][-max(2, len(grid)):]                    # one dimension is (1, X)
@@ -564,7 +566,8 @@ def own_source(sources, own):
     items['test'] += sum(given, [])
     items = {split: pieces for split, pieces in items.items() if pieces}
     dt = own.dt or attributes['dt']
-    origin = 'of --dt' if own.dt else 'as in the files'
+    other = f', for {attributes["dt"]:g} of the files' if attributes['dt'] not in (None, dt) else ''
+    origin = f'of --dt{other}' if own.dt else 'as in the files'
     print('dt 1, since no file says it' if dt is None else f'dt {dt:g}, {origin}')
     return source._replace(shape=(frames, *source.shape[1:]), items=items,
                            attributes=attributes | {'dt': dt})

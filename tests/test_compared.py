@@ -143,7 +143,7 @@ def test_a_forecast_goes_from_a_file_into_a_file_and_a_picture(tmp_path, call, r
     expected = evaluate.rollout(model, np.load(new)[None, -3:, ..., None], 4)
     np.testing.assert_allclose(np.load(written), expected[0, ..., 0], rtol=1e-5, atol=1e-6)
     refused([*flags, '--write', written], f'{written}: this file is there', evaluate, lines=None)
-    for power, words in (2, '--uneven takes them'), (1, 'has the dt 1.0, but'):
+    for power, words in (2, '--uneven takes them'), (1, 'is 1, in the training 0.1; --uneven'):
         timed, again = tmp_path / f'{power}.npz', tmp_path / f'{power}.npy'
         np.savez(timed, new=runs[8], time=np.arange(10) ** power)
         other = [*flags, '--frames', timed, '--write', again]

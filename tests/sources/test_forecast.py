@@ -96,6 +96,32 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
         forecast.frames_of([tmp_path / 'run3.npz'], {**header, 'layout': ''}, 2)
 
 
+def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, capsys):
+    def run(name, i=0, step=0.5, x=(0, 1, 2, 3), unit='Pa'):
+        with h5py.File(tmp_path / f'{name}.h5', 'w') as file:
+            file.update(u=VALUES[i, ..., 0], time=step * np.arange(7), x=x)
+            file['u'].attrs['units'] = unit
+        return [tmp_path / f'{name}.h5']
+    for i in range(6):
+        run(f'run{i}', i)
+    header = header_of(call, tmp_path, '--source', *tmp_path.glob('run*'), '--layout', 'TXY', '--variables', 'u',
+                       '--dt', 5)
+    assert header['said'] == ['time between frames=0.5', 'step of x=1', 'unit of u=Pa'] and header['dt'] == 5
+    capsys.readouterr()
+    for same in run('same'), run('rounded', x=np.float32([0, 1.0001, 2, 3])):
+        assert forecast.frames_of(same, header, 2)[0].shape == (1, 2, 4, 3, 1) and not capsys.readouterr().err
+    for other, words in ((run('slow', step=5), 'the time between frames is 5, in the training 0.5; --uneven'),
+                         (run('flipped', x=(3, 2, 1, 0)), 'the step of x is -1, in the training 1; --uneven')):
+        with pytest.raises(InputError, match=words):
+            forecast.frames_of(other, header, 2)
+        forecast.frames_of(other, header, 2, uneven=True)
+    capsys.readouterr()
+    forecast.frames_of(run('hecto', unit='hPa'), header, 2)
+    assert 'the unit of u is hPa, in the training Pa' in capsys.readouterr().err
+    finer = header | {'shape': [4, 7, 8, 3, 1]}
+    forecast.frames_of(run('other', x=np.arange(4) / 2), finer, 2)
+
+
 def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatch, call):
     netCDF4 = package('netCDF4')
     monkeypatch.chdir(tmp_path)
