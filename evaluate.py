@@ -651,7 +651,7 @@ def main():
         help='go on from the last frames in these files of your own')
     add('--write', default='', metavar='FILE', help='the forecast of --frames: .npy, .h5 or .nc')
     add('--uneven', action='store_true',
-        help='of --frames: take uneven or other steps of time or grid as those of the training')
+        help='of --frames: take steps of time or grid that are uneven or differ as equal')
     add('--channel', default='', metavar='NAME', help='of --figures [the first that evolves]')
     add('--trajectory', type=int, default=0, metavar='N', help='of --figures: that to draw [0]')
     args = parser.parse_args()

@@ -20,7 +20,7 @@ NAMES = dict(N='trajectory', T='time', X='x', Y='y', Z='z', C='channel')        
 
 def frames_of(sources, header, last, uneven=False):
     """The last frames of all trajectories in files, (N, last, *space, C), their dt or None, and
-    where they have gaps, (*space, 1).
+    where they have gaps, (*space, C).
 
     sources: paths of files or folders. uneven: as in `Own`.
     """
@@ -40,32 +40,32 @@ def frames_of(sources, header, last, uneven=False):
         means = np.ma.masked_invalid(u).mean(tuple(range(u.ndim - 1))).filled(np.nan)
         gaps = np.isnan(u[0, 0])
         if not gaps.any():
-            warn(f'{shown}: has no gaps, where the dataset has some')
+            warn(f'{shown}: has no gaps, but the dataset has')
         u = fill(u, gaps, means)
+        gaps = np.insert(gaps, gaps.shape[-1], False, -1)           # the mask has none
     require(u.shape[-1] == len(header['channels']) and np.isfinite(u).all(),
             f'{shown}: expected finite values of {len(header["channels"])} channels, found '
             f'{u.shape[-1]}, or nan where the dataset has none')
     compare(runs, header, shown, uneven)
-    here = runs.attributes['channels']
-    known = header['channels'][:len(here)]
-    require(here == known or {*here} != {*known},               # others have been named by a flag
-            f'{shown}: has the channels {" ".join(here)}, but the dataset {" ".join(known)}')
-    return u, runs.attributes['dt'], gaps.any(-1, keepdims=True)
+    return u, runs.attributes['dt'], gaps
 
 
 def compare(runs, header, shown, uneven):
-    """Raise InputError if files say other steps than those of the dataset; a line on other units.
+    """Raise InputError if the steps in files are not those of the dataset; warn of other units.
 
     runs: the Source in them. On another number of points the steps are not compared.
     """
-    here, known = (dict(words.rpartition('=')[::2] for words in attributes.get('said', []))
+    here, known = (dict(words.partition(' is ')[::2] for words in attributes.get('said', []))
                    for attributes in (runs.attributes, header))
-    if header['dt']:
-        known.setdefault(BETWEEN, header['dt'])                     # as --dt said
+    dt = header['dt'] or 0                                          # of --dt, and of our forecasts
+    if dt and (BETWEEN not in known or np.isclose(runs.attributes['dt'] or 0, dt, 1e-3, 0)):
+        known[BETWEEN] = dt
     same = [*runs.shape[1:-1]] == header['shape'][2:-1]
     for what in sorted(known.keys() & here.keys()):
         words = f'{shown}: the {what} is {here[what]}, in the training {known[what]}'
-        if what.startswith('unit'):
+        if what.startswith('order'):
+            require(here[what] == known[what], words)
+        elif what.startswith('unit'):
             if here[what] != known[what]:
                 warn(words)
         elif same or what == BETWEEN:

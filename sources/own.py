@@ -35,7 +35,7 @@ SAID = *TIMES, *GRIDS, 'dt'
 ORDER = 'NTXYZCK'                                                   # of our axes; K: a tensor's
 BETWEEN = 'time between frames'
 SECONDS = {word: seconds for words, seconds in {
-    'd day days': 86400, 'h hr hrs hour hours': 3600, 'min mins minute minutes': 60,
+    'd day days': 86400., 'h hr hrs hour hours': 3600., 'min mins minute minutes': 60.,
     'ms msec millisecond milliseconds': 1e-3, 'us microsecond microseconds': 1e-6,
     'ns nanosecond nanoseconds': 1e-9}.items() for word in words.split()}
 UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
@@ -71,7 +71,8 @@ class Own:
     channels: tuple = arg((), 'their names; default: of the variables', **SEVERAL)
     frames: int = arg(0, 'cut trajectories into pieces of N frames', least=0, metavar='N')
     dt: float = arg(0.0, 'the time between two frames; 0: as in the file, or 1', metavar='X')
-    uneven: bool = arg(False, 'take uneven or other steps of time or grid as equal, of The Well, too')
+    uneven: bool = arg(False, 'take steps of time or grid that are uneven or differ as equal; of The '
+                              'Well, too')
     test_source: tuple = arg((), 'files that are the test set', **SEVERAL)
     test: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
     valid: float = arg(0.1, 'share of the trajectories', most=0.99, metavar='X')
@@ -307,29 +308,27 @@ def unit_of(array):
 def points_of(found, names, sizes):
     """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
 
-    names: the usual ones; times have others if their unit is that since a date, and come later.
-    Times are in seconds if they say their unit, and since 1970 if there is one and a date: xarray
-    chooses both for each file.
+    names: the usual ones. Another name counts for times if its unit is one since a date; it comes
+        later.
+    Times that say their unit are in seconds, single ones since 1970 if they say a date as well:
+    xarray chooses unit and date for each file.
     """
-    later = []
-    for name, array in found.items():
-        shape = [size for size in getattr(array, 'shape', ()) if size > 1] or [1]
-        name = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name)                     # Dedalus's grids
-        usual = name.split('/')[-1].lower() in names
-        unit, since, date = unit_of(array).partition(' since ')
-        if array is None or len(shape) > 2 or shape[-1] not in sizes:
-            continue
-        if usual or since and names is TIMES:
-            values = np.reshape(array[(slice(None),) * len(array.shape)], (-1, shape[-1]))
-            values = SECONDS.get(unit, 1) * values
-            if values.size == 1 and since:
-                with suppress(ValueError):
-                    values = values + np.datetime64(date.strip()[:19], 's').astype(np.float64)
-            if usual:
+    for usual in True, False:
+        for name, array in found.items():
+            shape = [size for size in getattr(array, 'shape', ()) if size > 1] or [1]
+            name = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name)                 # Dedalus's grids
+            unit, since, date = unit_of(array).partition(' since ')
+            called = name.split('/')[-1].lower() in names
+            fits = array is not None and len(shape) < 3 and shape[-1] in sizes
+            if fits and called == usual and (usual or since and 'time' in names):
+                values = SECONDS.get(unit, 1) * np.reshape(array[()], (-1, shape[-1]))
+                if since and (values.size == 1 or names is SAID):   # float32 holds no seconds since
+                    with suppress(ValueError, ImportError):
+                        cftime = import_module('cftime')            # which comes with netCDF4
+                        calendar = getattr(array, 'calendar', 'standard')
+                        start = cftime.num2date(0, f'seconds since {date}', calendar)
+                        values = values + cftime.date2num(start, 'seconds since 1970-01-01', calendar)
                 yield name, values
-            else:
-                later.append((name, values))
-    yield from later
 
 
 def even_steps(path, lines, uneven):
@@ -338,11 +337,11 @@ def even_steps(path, lines, uneven):
     Raises InputError if the steps of one change beyond rounding, and may not be `uneven`.
     """
     steps = np.diff(np.float64(lines))
-    rounding = 4 * np.finfo(np.result_type(lines, np.float16)).eps * np.abs(lines).max(1)
+    rounding = 4 * np.finfo(np.result_type(lines, np.float16)).eps * np.abs(lines).max()
     even = np.ptp(steps, 1) <= 1e-3 * abs(steps.mean(1)) + rounding
     require(uneven or even.all(), f'{path}: times or grid points {lines[even.argmin()][:5]} ... '
                                   f'are uneven; --uneven takes them as even')
-    return steps.mean(1)
+    return np.where(abs(steps.mean(1)) > rounding, steps.mean(1), 0)
 
 
 # ------------------------------------------------------------------------------------ several files
@@ -364,19 +363,18 @@ def paths_of(sources):
     return sorted(paths, key=by_number)
 
 
-def agree(paths):
+def agree(paths, uneven):
     """Raise InputError if files of one run differ in their times or grid points."""
     said = {}
     for path in paths:
         with opened([path], SAID) as found:
-            for name, array in found.items():
-                if name in SAID and array is not None:
-                    values = array[(slice(None),) * len(array.shape)]
-                    known, there = said.setdefault(name, (values, path))
-                    require(np.shape(known) == np.shape(values)
-                            and np.allclose(known, values, 1e-3, 0),
-                            f'{path}: {name} differs from that of {there}; files of different '
-                            f'variables need the same times and grid points')
+            sizes = {1, *chain(*(array.shape for array in found.values() if array is not None))}
+            for name, values in points_of(found, SAID, sizes):
+                known, there = said.setdefault(name, (values, path))
+                rounding = 1e-3 * np.ptp(values) / values.size
+                same = known.shape == values.shape and np.allclose(known, values, 0, rounding)
+                require(uneven or same, f'{path}: {name} differs from that of {there}; --uneven '
+                                        f'takes them as equal')
 
 
 def join(paths, own):
@@ -409,7 +407,7 @@ def join(paths, own):
         if all(inside) and sorted(chain(*inside)) == sorted(names):
             how = 'channels'
             runs = [(tuple(paths),)]
-            agree(paths)
+            agree(paths, own.uneven)
     if len(paths) > 1:
         print(f'{len(paths)} files are joined as {how}: {paths[0].name} ... {paths[-1].name}')
     return runs, names
@@ -426,7 +424,7 @@ def find_runs(paths, own):
     items, saying, steps = [], [], {BETWEEN: []}            # steps: {what: [(step, file)]}
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     for run in runs:
-        times = []
+        times, between = {}, []                             # {name: [(N, T) of each part]}
         for part in run:
             with opened(part, (*names, *SAID)) as found:
                 arrays = {name: found.get(name) for name in names}
@@ -435,8 +433,10 @@ def find_runs(paths, own):
                         raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which '
                                          f'has {contents(part[0])[1]}')
                 for name, array in arrays.items():
-                    here = {**UNSAID, **storable(getattr(array, 'said', {}))}
-                    there, path = said.setdefault(name, (here, part[0]))
+                    here = {**UNSAID, **storable(array.said if isinstance(array, Stored) else {})}
+                    if not said.get(name, (UNSAID,))[0]['channels']:        # the first with names
+                        said[name] = here, part[0]
+                    there, path = said[name]
                     what, words = difference(there, here, path, part[0])
                     require(not what, words)
                     units.setdefault(name, {}).setdefault(unit_of(array), part[0])
@@ -445,24 +445,29 @@ def find_runs(paths, own):
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 fields = {*map(id, arrays.values())}                        # may be called z, too
                 found = {name: array for name, array in found.items() if id(array) not in fields}
+                new = {}
                 for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
                     for way, lines in zip(('', ' across'), (points, points.T)):
-                        if len(lines.T) > 1:                    # across: of all points of a plane
+                        if len(lines.T) > 1:                    # across: the other way in a plane
                             step = even_steps(part[0], lines, own.uneven)[0]
-                            steps.setdefault(f'step of {axis}{way}', []).append((step, part[0]))
+                            new.setdefault(f'step of {axis}{way}', step)
+                for what, step in new.items():
+                    steps.setdefault(what, []).append((step, part[0]))
                 T = sizes.get('T', 1)
-                ends = [T, T + 1] if T > 1 else [T]             # PDEBench says when it ends, too
-                times += [next(points_of(found, TIMES, ends), ('', np.empty((1, 0))))[1][:, :T]]
+                for end in [T, T + 1] if T > 1 else [T]:        # PDEBench says when it ends, too
+                    for name, points in points_of(found, TIMES, [end]):
+                        times.setdefault(name, []).append(points[:, :T])
                 numbers = [getattr(array, 'dt', None) for array in arrays.values()]
                 if found.get('dt') is not None:
-                    numbers.append(found['dt'][(slice(None),) * len(found['dt'].shape)])
-                numbers = [dt for dt in map(number_of, numbers) if dt > 0]
+                    numbers.append(found['dt'][()])
+                between += [(dt, part[0]) for dt in map(number_of, numbers) if dt > 0][:1]
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
-        between = numbers[:1]
-        if frames > 1 and all(np.size(part) for part in times):
-            between = even_steps(run[0][0], np.concatenate(times, 1), own.uneven)
+        lines = [np.concatenate(parts, 1) for parts in times.values() if len(parts) == len(run)]
+        lines.sort(key=lambda times: np.ptp(times) == 0)        # the date of a forecast's start
+        if frames > 1 and lines:
+            between = [(dt, run[0][0]) for dt in even_steps(run[0][0], lines[0], own.uneven)]
         elif 'T' not in main:
             columns = [np.diff(column).round(6) for column in zip(*(
                 by_number(path.name)[1::2] for path, *_ in run))]
@@ -472,7 +477,7 @@ def find_runs(paths, own):
             elif sum(len({*column}) > 1 for column in columns) == 1:
                 warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
                      f'if frames were missing')
-        steps[BETWEEN] += [(dt, run[0][0]) for dt in between]
+        steps[BETWEEN] += between
     for what, several in steps.items():
         low, here = min(several, default=(1, ''))
         high, there = max(several, default=(1, ''))
@@ -480,18 +485,20 @@ def find_runs(paths, own):
         if not np.isclose(low, high, rtol=1e-3, atol=0):
             require(own.uneven, f'{words}; --uneven takes them as equal')
             warn(f'{words}; they are taken as equal')
-        saying += [f'{what}={low:.9g}'] if several else []
+        saying += [f'{what} is {low:.9g}'] if several else []
     for name, files in units.items():
         words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
         if len(words) > 1:
             warn(f'{name} is {", ".join(words)}; the numbers are taken as they are')
-        saying += [f'unit of {name}={unit}' for unit in files if unit][:1]
+        saying += [f'unit of {name} is {unit}' for unit in files if unit][:1]
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
         new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
         ours = said[name][0]
-        new = ours['channels'] if len(ours['channels']) == C else new
+        if len(ours['channels']) == C:
+            new = ours['channels']
+            saying += [f'order of channels in {name} is {" ".join(new)}']
         still = bool({*main} - {*its, 'C'}) and 'T' not in its
         if still:
             print(f'{name} is static, {"along " + its if its else "a number"}')
@@ -566,7 +573,7 @@ def own_source(sources, own):
     items['test'] += sum(given, [])
     items = {split: pieces for split, pieces in items.items() if pieces}
     dt = own.dt or attributes['dt']
-    other = f', for {attributes["dt"]:g} of the files' if attributes['dt'] not in (None, dt) else ''
+    other = '' if attributes['dt'] in (None, dt) else f' instead of {attributes["dt"]:g} in the files'
     origin = f'of --dt{other}' if own.dt else 'as in the files'
     print('dt 1, since no file says it' if dt is None else f'dt {dt:g}, {origin}')
     return source._replace(shape=(frames, *source.shape[1:]), items=items,

@@ -122,7 +122,7 @@ def test_a_forecast_keeps_gaps_and_dt_of_its_file_and_refuses_another_order_of_c
     assert call(flags, prepare)[0] == 0
     assert call(command(tmp_path / 'own', tmp_path / 'named', '--normalize', steps=2)[1:])[0] == 0
     flags = ['--checkpoint', tmp_path / 'named', '--rollout', 2, '--device', 'cpu', '--write', tmp_path / 'own.h5']
-    refused([*flags, '--frames', tmp_path / 'vu/test.h5'], 'has the channels v u, but the dataset u v', evaluate)
+    refused([*flags, '--frames', tmp_path / 'vu/test.h5'], 'the order of channels in data is v u, in the ', evaluate)
     assert call([*flags, '--frames', tmp_path / 'uv/test.h5'], evaluate)[0] == 0
 
 

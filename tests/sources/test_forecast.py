@@ -79,10 +79,10 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     frames, _, gaps = forecast.frames_of([tmp_path / 'run3.npz'], header, 2)
     mask = np.ones((4, 3))
     mask[1, 1] = 0
-    np.testing.assert_array_equal(gaps[..., 0], mask == 0)
+    np.testing.assert_array_equal(gaps, np.stack([mask > 1, mask == 0, mask > 1], -1))
     np.savez(tmp_path / 'whole.npz', u=VALUES[0, ..., 0], nu=0.0)
     assert not forecast.frames_of([tmp_path / 'whole.npz'], header, 2)[2].any()
-    assert 'whole.npz: has no gaps, where the dataset has some' in capsys.readouterr().err
+    assert 'whole.npz: has no gaps, but the dataset has' in capsys.readouterr().err
     np.testing.assert_array_equal(frames[..., 0], np.full((1, 2, 4, 3), 3))
     np.testing.assert_array_equal(frames[0, ..., 2], np.stack([mask, mask]))
     np.testing.assert_array_equal(frames[0, ..., 1][:, mask > 0], VALUES[3, -2:, ..., 0][:, mask > 0])
@@ -106,15 +106,16 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
         run(f'run{i}', i)
     header = header_of(call, tmp_path, '--source', *tmp_path.glob('run*'), '--layout', 'TXY', '--variables', 'u',
                        '--dt', 5)
-    assert header['said'] == ['time between frames=0.5', 'step of x=1', 'unit of u=Pa'] and header['dt'] == 5
+    assert header['said'] == ['time between frames is 0.5', 'step of x is 1', 'unit of u is Pa'] and header['dt'] == 5
     capsys.readouterr()
     for same in run('same'), run('rounded', x=np.float32([0, 1.0001, 2, 3])):
         assert forecast.frames_of(same, header, 2)[0].shape == (1, 2, 4, 3, 1) and not capsys.readouterr().err
-    for other, words in ((run('slow', step=5), 'the time between frames is 5, in the training 0.5; --uneven'),
+    for other, words in ((run('slow', step=2), 'the time between frames is 2, in the training 0.5; --uneven'),
                          (run('flipped', x=(3, 2, 1, 0)), 'the step of x is -1, in the training 1; --uneven')):
         with pytest.raises(InputError, match=words):
             forecast.frames_of(other, header, 2)
         forecast.frames_of(other, header, 2, uneven=True)
+    forecast.frames_of(run('as --dt said', step=5), header, 2)
     capsys.readouterr()
     forecast.frames_of(run('hecto', unit='hPa'), header, 2)
     assert 'the unit of u is hPa, in the training Pa' in capsys.readouterr().err

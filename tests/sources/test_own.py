@@ -358,14 +358,21 @@ def test_times_have_a_unit_since_a_date_or_a_usual_name(name, unit, values, dt, 
     assert read(path, 'TXY', ['u'], frames=3)[1].attributes['dt'] == pytest.approx(dt)
 
 
-def test_frames_with_a_date_each_lie_an_hour_apart(tmp_path):
-    """xarray writes one time as 0 hours since itself."""
-    for hour in range(6):
-        path = netcdf(tmp_path / f'frame_{hour}.nc', dict(time=1, y=4, x=8), coordinates=dict(time=[0]),
-                      u=(('time', 'y', 'x'), VALUES[:1, hour, ..., 0]))
+@pytest.mark.parametrize('calendar, dates, dt', [
+    ('standard', [f'2020-02-29 0{hour}:00:00' for hour in range(6)], 3600),
+    ('standard', [f'2000-1-1 {hour}:0:0' for hour in range(6)], 3600),
+    ('standard', [f'2020-01-01T00:00:0{i // 4}.{i % 4 * 25:02}' for i in range(6)], 0.25),
+    ('360_day', [f'2000-02-{day}' for day in range(25, 31)], 86400),
+    ('noleap', [f'2000-0{2 + (day > 28)}-{day - 28 * (day > 28)}' for day in range(26, 32)], 86400)])
+def test_single_times_count_from_their_date(calendar, dates, dt, tmp_path):
+    """xarray writes a single time as 0 hours since itself. The time at which a forecast began does not change."""
+    for i, date in enumerate(dates):
+        path = netcdf(tmp_path / f'frame_{i}.nc', dict(valid_time=1, y=4, x=8), coordinates=dict(valid_time=[0]),
+                      u=(('valid_time', 'y', 'x'), VALUES[:1, i, ..., 0]), time=((), 0))
         with package('netCDF4').Dataset(path, 'a') as file:
-            file['time'].units = f'hours since 2020-02-29 0{hour}:00:00'
-    assert read(tmp_path, 'XY', ['u'], frames=3)[1].attributes['dt'] == 3600
+            file['valid_time'].setncatts(dict(units=f'hours since {date}', calendar=calendar))
+            file['time'].units = 'hours since 2020-01-01'
+    assert read(tmp_path, 'XY', ['u'], frames=3)[1].attributes['dt'] == pytest.approx(dt)
 
 
 def test_files_of_different_variables_need_the_same_times_and_grid_points(tmp_path, call, refused):
@@ -373,11 +380,20 @@ def test_files_of_different_variables_need_the_same_times_and_grid_points(tmp_pa
     np.savez(tmp_path / 'u.npz', u=VALUES[..., 0], t=0.1 * np.arange(6), x=x)
     np.savez(tmp_path / 'v.npz', v=VALUES[..., 1], t=0.1 * np.arange(6), x=x)
     flags = ['mine', '--data', tmp_path, '--variables', 'u', 'v', '--layout', 'NTXY', '--source', tmp_path / 'u.npz']
-    for change in dict(t=0.2 * np.arange(6)), dict(x=-x):
+    for change in dict(t=0.2 * np.arange(6)), dict(t=1 + 0.1 * np.arange(6)), dict(x=-x):
         np.savez(tmp_path / 'other.npz', v=VALUES[..., 1], **{'t': 0.1 * np.arange(6), 'x': x, **change})
-        words = f'u.npz: {[*change][0]} differs from that of {tmp_path}/other.npz'
+        words = f'u.npz: {[*change][0]} differs from that of {tmp_path}/other.npz; --uneven'
         refused([*flags, tmp_path / 'other.npz'], words, prepare, lines=None)
     assert call([*flags, tmp_path / 'v.npz'], prepare)[0] == 0
+    for name, year in ('p', 2020), ('q', 2021):
+        path = netcdf(tmp_path / f'{name}.nc', dict(time=6, y=4), coordinates=dict(time=np.arange(6)),
+                      **{name: (('time', 'y'), VALUES[0, ..., 0, 0])})
+        with package('netCDF4').Dataset(path, 'a') as file:
+            file['time'].units = f'hours since {year}-01-01'
+    flags = ['own', '--data', tmp_path, '--variables', 'p', 'q', '--layout', 'TX', '--frames', 2]
+    flags += ['--source', tmp_path / 'p.nc', tmp_path / 'q.nc']
+    refused(flags, 'q.nc: time differs from that of', prepare, lines=None)
+    assert call([*flags, '--uneven'], prepare)[0] == 0
 
 
 def test_arrays_whose_channels_share_their_names_are_told_apart_by_a_flag(tmp_path, refused):
@@ -424,6 +440,8 @@ def test_grids_that_differ_between_files_are_refused_and_units_get_a_line(kind, 
     planes = [np.meshgrid(points, np.arange(8.), indexing='ij') for points in (lat, lat[::-1])]
     for name, (x, y) in zip(('one', 'two'), planes):
         np.savez(tmp_path / f'{name}.npz', p=VALUES[0, ..., 0], x=x, y=y)
+    np.savez(tmp_path / 'noisy.npz', p=VALUES[0, ..., 0] + 9, x=planes[0][0] + 1e-15 * planes[0][1], y=planes[0][1])
+    read([tmp_path / 'one.npz', tmp_path / 'noisy.npz'], 'TXY', ['p'])
     refused(['bad', '--data', tmp_path, '--source', tmp_path / 'one.npz', tmp_path / 'two.npz', *flags()[1:]],
             'one.npz: the step of x across is 10, in', prepare, lines=None)
     *_, error = prepared(call, tmp_path, *flags('first', 'again', 'silent'), *IN_ORDER, name='same')
