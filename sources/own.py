@@ -344,6 +344,17 @@ def even_steps(path, lines, uneven):
     return np.where(abs(steps.mean(1)) > rounding, steps.mean(1), 0)
 
 
+def grid_steps(path, found, grid, uneven):
+    """{'step of x': number} of the grid points in a file. grid: {axis: size}; uneven: as above."""
+    steps = {}
+    for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
+        for way, lines in zip(('', ' across'), (points, points.T)):
+            if len(lines.T) > 1:                                # across: the other way in a plane
+                step = even_steps(path, lines, uneven)[0]
+                steps.setdefault(f'step of {axis}{way}', step)
+    return steps
+
+
 # ------------------------------------------------------------------------------------ several files
 
 def by_number(path):
@@ -413,6 +424,29 @@ def join(paths, own):
     return runs, names
 
 
+def what_all_say(steps, units, uneven):
+    """`said` in the layout of data.py, of files that agree in it.
+
+    steps: {what: [(step, file)]}; raises InputError for different ones, unless they may be `uneven`.
+    units: {variable: {unit or '': a file}}; a line says where they differ.
+    """
+    said = []
+    for what, several in steps.items():
+        low, here = min(several, default=(1, ''))
+        high, there = max(several, default=(1, ''))
+        words = f'{there}: the {what} is {high:g}, in {here} {low:g}'
+        if not np.isclose(low, high, rtol=1e-3, atol=0):
+            require(uneven, f'{words}; --uneven takes them as equal')
+            warn(f'{words}; they are taken as equal')
+        said += [f'{what} is {low:.9g}'] if several else []
+    for name, files in units.items():
+        words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
+        if len(words) > 1:
+            warn(f'{name} is {", ".join(words)}; the numbers are taken as they are')
+        said += [f'unit of {name} is {unit}' for unit in files if unit][:1]
+    return said
+
+
 def find_runs(paths, own):
     """The Source of whole trajectories in files, by the flags of an Own.
 
@@ -421,7 +455,7 @@ def find_runs(paths, own):
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
     grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
-    items, saying, steps = [], [], {BETWEEN: []}            # steps: {what: [(step, file)]}
+    items, steps = [], {BETWEEN: []}                        # steps: {what: [(step, file)]}
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     for run in runs:
         times, between = {}, []                             # {name: [(N, T) of each part]}
@@ -445,13 +479,7 @@ def find_runs(paths, own):
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 fields = {*map(id, arrays.values())}                        # may be called z, too
                 found = {name: array for name, array in found.items() if id(array) not in fields}
-                new = {}
-                for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
-                    for way, lines in zip(('', ' across'), (points, points.T)):
-                        if len(lines.T) > 1:                    # across: the other way in a plane
-                            step = even_steps(part[0], lines, own.uneven)[0]
-                            new.setdefault(f'step of {axis}{way}', step)
-                for what, step in new.items():
+                for what, step in grid_steps(part[0], found, grid, own.uneven).items():
                     steps.setdefault(what, []).append((step, part[0]))
                 T = sizes.get('T', 1)
                 for end in [T, T + 1] if T > 1 else [T]:        # PDEBench says when it ends, too
@@ -478,19 +506,7 @@ def find_runs(paths, own):
                 warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
                      f'if frames were missing')
         steps[BETWEEN] += between
-    for what, several in steps.items():
-        low, here = min(several, default=(1, ''))
-        high, there = max(several, default=(1, ''))
-        words = f'{there}: the {what} is {high:g}, in {here} {low:g}'
-        if not np.isclose(low, high, rtol=1e-3, atol=0):
-            require(own.uneven, f'{words}; --uneven takes them as equal')
-            warn(f'{words}; they are taken as equal')
-        saying += [f'{what} is {low:.9g}'] if several else []
-    for name, files in units.items():
-        words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
-        if len(words) > 1:
-            warn(f'{name} is {", ".join(words)}; the numbers are taken as they are')
-        saying += [f'unit of {name} is {unit}' for unit in files if unit][:1]
+    saying = what_all_say(steps, units, own.uneven)
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
