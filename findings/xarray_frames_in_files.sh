@@ -2,9 +2,9 @@
 # xarray stores the time of every one-frame file of an hourly series as the number 0.
 #
 # A good guess: hourly frames, each written to a netCDF file of its own, have the stored times 0, 1, 2, ... since one
-# date. xarray 2026.9.0 with netCDF4 1.7.5.1 chooses the unit anew for each file, and takes its own time as the date: the
-# numbers are all 0, in days since one, two, ... o'clock. A reader that joins the numbers finds steps of 0: it has to
-# read the unit of each file, or the writer has to give one by `encoding`, as for the last file here.
+# date. xarray 2026.9.0 with netCDF4 1.7.5.1 chooses the unit anew for each file and takes its own time as the date:
+# the numbers are all 0, in days since one, two, ... o'clock. A reader that joins the numbers finds steps of 0: it has
+# to read the unit of each file, or the writer has to give one by `encoding`, as for the last file here.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
