@@ -10,7 +10,7 @@ attributes of `data` are all optional:
     dt        the time between frames   t_test     the number of frames to predict at test
     pde       the equation, in words    source     the generator and its seed, or a benchmark's file
     layout    the axes of own files     variables  the names of the arrays that were read there
-    said      the steps of their times and grids, and the units of their arrays
+    said      what these say of their steps in time and space, units and order of channels
 
 Shapes: B batch, T input frames, H W grid points (`space` stands for all spatial axes), C field
 channels, C' those of one dataset, b samples of one dataset or one grid. The words of

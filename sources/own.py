@@ -345,7 +345,10 @@ def even_steps(path, lines, uneven):
 
 
 def grid_steps(path, found, grid, uneven):
-    """{'step of x': number} of the grid points in a file. grid: {axis: size}; uneven: as above."""
+    """{'step of x': number} of the grid points in a file.
+
+    grid: {axis of space: size}. uneven: as in `even_steps`.
+    """
     steps = {}
     for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
         for way, lines in zip(('', ' across'), (points, points.T)):
@@ -493,7 +496,7 @@ def find_runs(paths, own):
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
         lines = [np.concatenate(parts, 1) for parts in times.values() if len(parts) == len(run)]
-        lines.sort(key=lambda times: np.ptp(times) == 0)        # the date of a forecast's start
+        lines.sort(key=lambda line: np.ptp(line) == 0)          # last: when a forecast began
         if frames > 1 and lines:
             between = [(dt, run[0][0]) for dt in even_steps(run[0][0], lines[0], own.uneven)]
         elif 'T' not in main:
