@@ -24,7 +24,7 @@ import tempfile
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain, groupby, pairwise
+from itertools import chain, combinations, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,11 +78,12 @@ def check_headers(folder, headers):
                  't_test': (number_of(header['t_test']) >= 1, 'at least 1 frame')}
         for name, (kept, expected) in rules.items():
             require(kept, f'{path}: {name} {attributes.get(name, "")}: expected {expected}')
-    for (one, a), (other, b) in pairwise(said.items()):
+    for (one, a), (other, b) in combinations(said.items(), 2):
         what, words = difference(a, b, f'{one}.h5', f'{other}.h5')
-        a, b = a['shape'][2:], b['shape'][2:]
-        if a != b:
-            what, words = 'shape', f'{one}.h5 has grid and channels {a}, but {other}.h5 {b}'
+        for name, x, y in (('static', a['static'], b['static']),
+                           ('grid and channels', a['shape'][2:], b['shape'][2:])):
+            if x != y:
+                what, words = name, f'{one}.h5 has the {name} {x}, but {other}.h5 {y}'
         require(what in ('', 'source'), f'{folder}: {words}; they must be equal')
     return said
 
@@ -274,11 +275,14 @@ class Trajectories:
         self.header = said[split]
         N, self.frames, *space, self.channels = self.header['shape']
         self.space = tuple(space)
-        fits = T < self.frames and dims in (None, len(space)) and (C is None or self.channels <= C)
-        require(fits, f'{self.path}: {self.frames} frames, {len(space)}-D, {self.channels} '
-                      f'channels do not fit a model of {T}, {dims}-D, {C}; train with --frames '
-                      f'{min(T, self.frames - 1)} --channels {self.channels} --resolution '
-                      f'{configs.show(self.space)}')
+        advice = {f'--frames {self.frames - 1}': T >= self.frames,
+                  f'--channels {self.channels}': C is not None and self.channels > C,
+                  f'--resolution {configs.show(self.space)}, or other whole patches, and no '
+                  f'datasets of {dims} dimensions': dims not in (None, len(space))}
+        needed = ' '.join(words for words, wanted in advice.items() if wanted)
+        require(not needed, f'{self.path}: {self.frames} frames, {len(space)}-D, {self.channels} '
+                            f'channels do not fit a model of {T}, {dims}-D, {C}; train with '
+                            f'{needed}')
         self._T = T
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
@@ -317,8 +321,8 @@ class Trajectories:
                 check_finite(window, where, first)
                 finite[:] = True
             if self._static:
-                known = window[..., self._static]
-                require(np.ptp(known, 0).max() <= 1e-5 * np.abs(known).max(),
+                known = window[..., self._static].reshape(frames, -1, len(self._static))
+                require((np.ptp(known, 0).max(0) <= 1e-5 * np.abs(known).max((0, 1))).all(),
                         f'{where}: a static channel varies in time; leave it out of `static`, so '
                         f'that it is predicted')
         return batch
@@ -370,6 +374,11 @@ class Units(NamedTuple):
         """Units of C channels that change nothing."""
         return Units(torch.zeros(2, C), torch.ones(2, C), torch.full((C,), float(own)))
 
+    def close_to(self, other):
+        """Whether they are those of the same fields, but for rounding."""
+        return all(torch.allclose(a / other.deviation, b / other.deviation, 1e-6, 1e-4)
+                   for a, b in zip(self[:2], other[:2]))
+
     @staticmethod
     def read(header):
         """The Units in the header of a checkpoint."""
@@ -386,17 +395,18 @@ class Units(NamedTuple):
         return Units(*(F.pad(x, lacking, value=value) for x, value in zip(self, values)))
 
 
-def standardize(u, T, own, some_own=True):
+def standardize(u, T, own, some_own=True, least=AT_REST):
     """Windows u (b, frames, *space, C) with mean 0 and deviation 1 in T frames, where `own` is 1.
 
     Returns also the condition (b, 2, C): the mean and the deviation that were taken, or 0 and 1.
     own: (b, C) or (C,). some_own: whether any is 1, known without waiting for a device.
+    least: the deviation of a channel at rest.
     """
     if not some_own:
         own = own.expand(len(u), -1)
         return u, torch.stack([torch.zeros_like(own), torch.ones_like(own)], 1)
     variance, mean = torch.var_mean(u[:, :T].flatten(1, -2), 1)
-    condition = torch.stack([mean * own, variance.sqrt().clamp_min(AT_REST) ** own], 1)
+    condition = torch.stack([mean * own, variance.sqrt().clamp_min(least) ** own], 1)
     mean, deviation = condition.view(len(u), 2, *[1] * (u.ndim - 2), -1).unbind(1)
     return (u - mean).div_(deviation), condition
 

@@ -32,6 +32,7 @@ import data
 from configs import InputError
 from data import fluctuation, norm, size_of
 from nets import experts
+from nets.build import autocast
 from runtime import checkpoint, distributed, files, terminal
 from runtime.terminal import Progress, warn
 
@@ -73,16 +74,18 @@ class Predictor:
         self.constant[dataset.evolving] = False
         header = trained_on(model).get(dataset.name, {})
         units = data.Units.read(header) if 'units' in header else dataset.units
-        if self.config.normalize and not trained_on(model):       # DPOT's, by each sample's numbers
-            units = data.Units.none(units.mean.shape[1], own=True)
         usual = units.deviation[1, dataset.evolving]
         self.floor = data.AT_REST * usual.to(device)                # (C''), of a channel at rest
-        units = units.padded(C) if self.config.normalize else data.Units.none(C)
+        known = trained_on(model)
+        # DPOT's networks take the numbers of each sample, in the units of the data
+        self.least = data.AT_REST if known else 1e-6
+        units = (units.padded(C) if self.config.normalize and known else
+                 data.Units.none(C, own=self.config.normalize))
         self.units = data.Units(*(x.to(device) for x in units))
         self.own = bool(units.own.any())
         coarser = tuple(map(min, self.config.resolution, dataset.space))
         self.training_grid = tuple(header['shape'][2:-1]) if 'shape' in header else coarser
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
+        self.autocast = autocast(dtype, device)
 
     def state(self, frames):
         """Native frames (B, T, *space', C') -> a state (B, T, *space, C), dimensionless."""
@@ -92,11 +95,11 @@ class Predictor:
 
     def step(self, state):
         """A state (B, T, *space, C) -> the next state, whose last frame is the new one."""
-        u, condition = data.standardize(state, self.config.frames, self.units.own, self.own)
+        u, condition = data.standardize(state, self.config.frames, self.units.own, self.own,
+                                        self.least)
         dtype = next(self.model.parameters(), state).dtype
-        inputs = (u, condition) if self.config.normalize else (u,)
         with self.autocast:
-            v = self.model(*(x.to(dtype) for x in inputs)).to(state.dtype)
+            v = self.model(u.to(dtype), condition.to(dtype)).to(state.dtype)
         mean, deviation = condition.view(len(u), 2, *[1] * (v.ndim - 2), -1).unbind(1)
         v = (v * deviation + mean)[:, None]
         return torch.cat([state[:, 1:], torch.where(self.constant, state[:, -1:], v)], dim=1)
@@ -110,7 +113,7 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose new frame has no more detail than the grid of the training data."""
+        """A state whose new frame was taken to the grid of the training data and back."""
         u = data.resize(data.resize(state[:, -1:], self.training_grid), self.config.resolution)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 

@@ -65,7 +65,7 @@ def adapted(config, dataset):
     """The model config of a checkpoint for the data.Trajectories of another dataset."""
     fields = train.shape_of_data(config, [dataset])
     if len(dataset.space) != config.dims:
-        fields['resolution'] = dataset.space
+        fields.setdefault('resolution', dataset.space)
     return dataclasses.replace(config, **fields)
 
 
@@ -91,8 +91,7 @@ def subset(count, samples, seed):
 
 def main():
     command, pretrained = parse()
-    processes = distributed.setup(command.run.device, command.run.threads,
-                                  runs.flat(runs.settings_of(command)))
+    processes = distributed.setup(command.run.device, runs.flat(runs.settings_of(command)))
     with files.lock(command.run.out, processes):
         resumed = runs.checkpoint_to_resume(command.run, processes)
         if resumed:

@@ -31,7 +31,7 @@ import data
 import evaluate
 from configs import InputError, show
 from nets import experts
-from nets.build import OPTIMIZERS, build, compile_model, optimizer_of
+from nets.build import OPTIMIZERS, autocast, build, compile_model, optimizer_of
 from runtime import distributed, files, memory, runs, terminal
 from runtime.checkpoint import load_file, maps_in, save_file, start_from
 
@@ -175,6 +175,8 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     new one starts. Both are of `load_file`; their tensors are let go.
     """
     config, recipe, run, given, _, tune = command
+    if run.threads:
+        torch.set_num_threads(run.threads)
     frozen = bool(tune) and not tune['from_scratch']                    # as are the routers then
     for name, known in ('loss', LOSSES), ('optimizer', OPTIMIZERS):
         chosen = getattr(recipe, name)
@@ -191,7 +193,14 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
         named = before.get('source') and dataset.header['source']
         same = resumed or named and not data.difference(dataset.header, before, '', '')[0]
         if 'units' in before and same:                  # weights know these data by their numbers
-            dataset.units = data.Units.read(before)
+            known = data.Units.read(before)
+            if resumed and not dataset.units.close_to(known):
+                raise InputError(f'--resume: {dataset.path} has other values than in the run; '
+                                 f'restore it, or choose another --out')
+            dataset.units = known
+        elif 'units' in before:
+            processes.print(f'{dataset.name}: fields are divided by the numbers of {dataset.path}, '
+                            f'which does not say that it is the file of the training')
         headers[dataset.name]['train']['units'] = dataset.units.header()
     if resumed:
         runs.require_same_data(resumed['data'], headers, run.data)
@@ -200,7 +209,7 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     steps = recipe.steps or math.ceil(recipe.epochs * windows.draws / recipe.batch_size)
     if resumed and resumed['scored'] == steps:
         processes.print(f'the run in {run.out} is finished, at step {resumed["step"]}; there is '
-                        f'nothing left to do')
+                        f'nothing left to do but python evaluate.py --checkpoint {run.out}')
         return None
     if not resumed and 'save_every' not in given:       # or best.pt would have few to choose from
         run = dataclasses.replace(run, save_every=min(run.save_every, math.ceil(steps / 10)))
@@ -258,7 +267,7 @@ def one_cycle(step, steps, peak, warmup, start=1e-4, end=1e-8):
         phase = step / top if top else 1.0
     else:
         low = end
-        phase = 1 - (step - top) / max(steps - 1 - top, 1)
+        phase = 1 - (step - top) / (steps - 1 - top)
     return peak * (low + (1 - low) * (1 - math.cos(math.pi * phase)) / 2)
 
 
@@ -310,11 +319,6 @@ def loss_of(prediction, batch, kind='relative', normalize=False):
 
 # ----------------------------------------------------------------------------------------- the loop
 
-def autocast(run, device):
-    """The precision of --dtype, as a context."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16')
-
-
 def score_weights(training, log, processes):
     """Score the weights on valid.h5, or where there is none on test.h5, and log it.
 
@@ -358,7 +362,7 @@ def fit(training, network, batches, log, arrived, processes):
             score_weights(training, log, processes)
         if progress.step == recipe.steps:
             runs.save(training, processes)
-            return 0
+            return distributed.first_signal(arrived, processes)
         lr = one_cycle(progress.step, recipe.steps, recipe.lr, recipe.warmup)
         for group in optimizer.param_groups:
             group['lr'] = lr * group.get('ratio', 1)
@@ -368,7 +372,7 @@ def fit(training, network, batches, log, arrived, processes):
                 # as DistributedDataParallel's no_sync
                 network.require_backward_grad_sync = part == run.accumulate
             u = data.noisy_inputs(batch, config, recipe.noise)                  # (B, T, *space, C)
-            with autocast(run, u.device):
+            with autocast(run.dtype, u.device):
                 prediction = network(u, batch.condition)                        # (B, *space, C)
             of_part = loss_of(prediction.float(), batch, recipe.loss, config.normalize)
             of_part = of_part / run.accumulate
@@ -404,7 +408,7 @@ def run_to_the_end(training, processes):
     started = time.perf_counter()
     samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     if processes.device.type == 'cpu':
-        with autocast(run, processes.device):
+        with autocast(run.dtype, processes.device):
             processes.print(memory.forecast(model.eval(), samples, run.accumulate))
     compiled = compile_model(model.train(), run, samples, processes.device)
     numbers = data.numbers_of_rank(range(progress.step, recipe.steps), recipe.batch_size,
@@ -437,8 +441,7 @@ def run_to_the_end(training, processes):
 
 def main():
     command = parse()
-    processes = distributed.setup(command.run.device, command.run.threads,
-                                  runs.flat(runs.settings_of(command)))
+    processes = distributed.setup(command.run.device, runs.flat(runs.settings_of(command)))
     with files.lock(command.run.out, processes):
         resumed = runs.checkpoint_to_resume(command.run, processes)
         pretrained = None

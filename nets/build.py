@@ -77,6 +77,11 @@ def optimizer_of(model, recipe, device, dtype='fp32'):
         betas=(recipe.beta1, recipe.beta2), weight_decay=recipe.weight_decay)
 
 
+def autocast(dtype, device):
+    """The precision of --dtype, as a context."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
+
+
 def compile_model(model, run, samples, device):
     """The model as the loop calls it: compiled if --compile says so and the compiler does not fail.
 
@@ -96,7 +101,7 @@ def compile_model(model, run, samples, device):
     compiled = torch.compile(model, mode=mode, dynamic=False)
     u = torch.ones(samples, config.frames, *config.resolution, config.channels, device=device)
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=run.dtype == 'bf16'):
+        with autocast(run.dtype, device):
             prediction = compiled(u, u.new_zeros(samples, 2, config.channels))
         prediction.float().square().mean().backward()
     except Exception as error:      # of whatever kind; what is the model's fault fails eagerly, too

@@ -111,6 +111,9 @@ def start_from(model, source):
                          f'{model.config.network}')
     if before.normalize and not model.config.normalize:
         raise InputError(f'{path}: these weights were trained with --normalize; give --normalize')
+    if before.change != model.config.change:
+        raise InputError(f'{path}: --change {before.change} for these weights, but '
+                         f'{model.config.change} here; give the same')
     tensors = model.state_dict()
     first = 'embed.conv.weight'
     other = first in tensors and state[first].shape != tensors[first].shape

@@ -69,10 +69,10 @@ def precision(dtype, processes, width=0):
     return 'bf16' if processes.sum(torch.tensor(float(gains))) == processes.world_size else 'fp32'
 
 
-def setup(name='auto', threads=0, settings=None):
+def setup(name='auto', settings=None):
     """The Processes, once torchrun's, if any, have joined.
 
-    name, threads: --device and --threads.
+    name: --device.
     settings: {flag: value} of the command, but for the device the same on all of them.
     Raises InputError where they cannot join, or were given different settings.
     """
@@ -80,8 +80,6 @@ def setup(name='auto', threads=0, settings=None):
     torch.backends.cudnn.allow_tf32 = False         # or convolutions would take it, unlike products
     if device.type == 'cuda':
         torch.cuda.set_device(device)
-    if threads:
-        torch.set_num_threads(threads)
     if os.environ.get('WORLD_SIZE', '1') == '1':
         return Processes(0, 1, device)
     own_card = device.type == 'cuda' and ':' not in name            # as NCCL wants it

@@ -12,7 +12,7 @@ from runtime import checkpoint, distributed, files
 
 FORMAT = 1          # of last.pt; a change of what it holds gets another number
 # flags that a resumed run may change: those of the machine, which the command always sets, and
-# others that change nothing that is computed; its datasets are compared with their files
+# others that change no step of the training; its datasets are compared with their files
 OF_THE_MACHINE = {'out', 'device', 'compile', 'resume'}
 MAY_DIFFER = {*OF_THE_MACHINE, 'data', 'datasets', 'workers', 'save_every', 'log_every', 'keep'}
 INSTEAD = 'choose another --out, from its weights with --init_from or by finetune.py --checkpoint'

@@ -243,6 +243,18 @@ def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
     values[..., 1] = values[:, :1, ..., 1] * (1 + 1e-7 * np.arange(8).reshape(8, 1, 1))  # rounding
     write(tmp_path, values=values, **names)
     assert read(opened(tmp_path), 1, 0, 4).any()
+    mask = np.broadcast_to(np.arange(8.).reshape(8, 1, 1, 1), values[..., :1].shape)
+    values = np.concatenate([values[..., :1], mask, np.full_like(mask, 1e6)], -1)        # beside a large one
+    write(tmp_path, values=values, channels=[*'ufg'], static=[*'fg'])
+    with pytest.raises(InputError, match='a static channel varies in time'):
+        read(opened(tmp_path), 1, 0, 4)
+
+
+def test_all_splits_are_compared(tmp_path):
+    for split, dt in ('train', 0.1), ('valid', 0), ('test', 0.3):
+        write(tmp_path, split=split, **{'dt': dt} if dt else {})
+    with pytest.raises(InputError, match='test.h5 has the dt 0.3, but train.h5 has 0.1'):
+        data.read_headers(tmp_path / 'own')
 
 
 def test_find_names_the_flag_and_the_nearest_dataset(tmp_path):

@@ -59,7 +59,7 @@ def test_scores_are_those_of_a_slow_loop_on_any_grid_and_of_any_size(model, fold
     if name == 'scaled':
         growing = scale * np.arange(1, 8).reshape(7, 1, 1, 1) * travelling(2, 7, 16, 2, 0.4)
         write(folder, name, growing, 'test', t_test=4)
-        model.forward = lambda u: 0.9 * u[:, -1]
+        model.forward = lambda u, _=None: 0.9 * u[:, -1]
     test = trajectories(folder, name)
     scores = evaluate.score(model, test, CPU, batch_size=2)
     curves = evaluate.rollout_curve(model, test, CPU, test.t_test, batch_size=2)
@@ -92,7 +92,7 @@ def test_a_sample_that_diverges_is_counted_and_not_averaged_away(model, folder):
     test = trajectories(folder, 'own')
     values = torch.tensor([read(test, i, 0, 1)[0, 0, 0, 1] for i in range(5)])      # static
     factor = lambda static: torch.where(static > values.median(), 1e20, 1)
-    model.forward = lambda u: u[:, -1] * factor(u[:, -1, :1, :1, 1:2])
+    model.forward = lambda u, _=None: u[:, -1] * factor(u[:, -1, :1, :1, 1:2])
     scores = evaluate.score(model, test, CPU)
     bad = ~scores['model']['rollout'].isfinite()
     assert torch.equal(bad, values > values.median()) and bad.sum() == 2

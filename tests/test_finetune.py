@@ -129,6 +129,8 @@ def test_recipe_subset_and_folder_follow_from_the_flags(folder, source, tmp_path
     more = '--seed', 3, '--samples', 8, '--from_scratch'
     assert command('new', *more).run.out == 'out/pre-new-8-seed3-scratch'
     assert command('new', checkpoint='mini.pt').run.out == 'out/mini-new'
+    write(folder / 'data', 'odd', np.ones((2, 5, 18, 18, 10, 1)), 'train')
+    assert command('odd').model.resolution == (20, 20, 12), 'whole patches in another dimension'
 
 
 def test_aot_warm_started_from_dpot_shares_its_layers(tune, folder, tmp_path, call):

@@ -43,6 +43,7 @@ COMMANDS = [
     (train, '--epochs 3 --steps 4', '--steps and --epochs'),
     (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
     (train, 'RUN --sampling ownn=50', '--sampling ownn'),
+    (train, 'RUN --init_from pre --change', 'pre/last.pt: --change False for these weights, but True here'),
     (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
     (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs'),
     (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such'),
@@ -175,8 +176,8 @@ def opened(damage):
     data.Trajectories('.', 'own', 'train', 4, 4)
 
 
-def beside_a_test_file(attributes, u=FIELDS):
-    write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'], dt=0.1)
+def beside_a_test_file(attributes, u=FIELDS, **train):
+    write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'], dt=0.1, **train)
     write(Path(), 'own', u, 'test', **attributes)
     data.Trajectories('.', 'own', 'test', 4, 4)
 
@@ -244,7 +245,8 @@ CALLS = [
     (opened, lambda path: path.write_bytes(path.read_bytes()[:-100]), 'train.h5: ...truncated'),
     (opened, lambda path: h5py.File(path, 'a').move('data', 'fields'), "train.h5: ...'data' does"),
     (opened, lambda path: h5py.File(path, 'w').create_group('data'), "train.h5: 'data' is a group"),
-    (beside_values, FIELDS[:, :, :, :5], 'test.h5 has grid and channels [4, 5, 2], but train.h5'),
+    (beside_values, FIELDS[:, :, :, :5], 'test.h5 has the grid and channels [4, 5, 2], but train.h5'),
+    (lambda names: beside_a_test_file({}, static=names), ['v'], 'test.h5 has the static [], but train.h5'),
     (beside_values, FIELDS[:0], 'test.h5: ...(0, 8, 4, 6, 2); expected real numbers of shape'),
     (beside_values, FIELDS[:, :1], 'with at least two frames'),
     (beside_a_test_file, {'channels': ['u']}, "channels ['u']: expected 2 different names"),

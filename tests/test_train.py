@@ -127,7 +127,8 @@ def test_two_processes_survive_a_signal_and_a_kill_bit_for_bit(folder, tmp_path,
 def test_a_loss_that_is_not_finite_ends_the_run_after_its_checkpoint(folder, tmp_path, refused):
     values = travelling(6, 9, 16, 3, 0.4)
     values[2] *= 3e38                                   # finite in the file, but its norm is not
-    write(folder, 'own', values, 'train')
+    for split in 'train', 'test':
+        write(folder, 'own', values if split == 'train' else values[:1], split)
     out = tmp_path / 'out'
     flags = command(folder, out, '--experts', 4, '--log_every', 3)[1:]
     refused(flags, 'error: step 5: the loss is ', lines=0)
@@ -158,7 +159,7 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
     assert len(windows) == len(dict(windows)) == 64 and max(windows)[0] == 196
     assert [start for _, start in windows][::21] == [0, 30, 60, 90]
     model, expected = helpers.small_model(), []
-    model.forward = lambda u: u[:, -1] + u[:, -1, :1, :1]       # whose error varies with the window
+    model.forward = lambda u, _=None: u[:, -1] + u[:, -1, :1, :1]       # whose error varies with the window
     for window in (read(item, i, start, start + 4) for i, start in places):
         prediction = evaluate.rollout(model, window[:3], 1)[0, 0]
         norm, size = (np.linalg.norm(u, axis=(0, 1)) for u in (prediction - window[3], window[3]))
@@ -227,14 +228,15 @@ def test_a_training_on_cuda_has_the_losses_of_a_compiled_one_and_of_cuda_graphs(
         assert others == pytest.approx(losses[0], rel=1e-3)
 
 
-def test_one_cycle_is_that_of_torch():
+@pytest.mark.parametrize('steps, warmup', [(50, 0.2), (10, 0.95), (2, 0.8)])
+def test_one_cycle_is_that_of_torch(steps, warmup):
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], 1.0)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 3e-3, total_steps=50, pct_start=0.2, div_factor=1e4, final_div_factor=1e4,
+        optimizer, 3e-3, total_steps=steps, pct_start=warmup, div_factor=1e4, final_div_factor=1e4,
         cycle_momentum=False)
-    for step in range(50):
-        lr = train.one_cycle(step, 50, 3e-3, 0.2)
+    for step in range(steps):
+        lr = train.one_cycle(step, steps, 3e-3, warmup)
         assert lr == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9, abs=1e-15)
         optimizer.step()
         scheduler.step()

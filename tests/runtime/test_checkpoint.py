@@ -167,6 +167,10 @@ def test_a_checkpoint_of_dpot_or_moe_pot_gives_the_outputs_of_its_network(kind, 
                             for dtype in (torch.float64, torch.float32))
             close = 1e-5 if normalize else 1e-10                        # DPOT's 1e-6 is in the units of the field
             assert (ours - theirs).norm() < close * theirs.norm() and (single - theirs).norm() < 1e-5 * theirs.norm()
+            small = 1e-3 * u[..., :1]                                   # beside padding
+            ours, state_64 = evaluate.rollout(model.double(), small, 1)[:, 0], {k: x.double() for k, x in state.items()}
+            padded = F.pad(small, (0, 1), value=1).permute(0, 2, 3, 1, 4)
+            assert (ours - dpot(state_64, padded, tau=tau)[..., :1]).norm() < 2e-3 * ours.norm()
 
 
 def test_weights_that_are_not_finite_are_not_saved_and_the_old_file_stays(tmp_path):

@@ -34,7 +34,7 @@ def test_a_wait_for_processes_ends_at_a_signal_and_those_of_different_commands_a
     paths = (tmp_path / str(i) for i in range(20))
 
     def start(rank, port, settings=None, world_size=2, **options):
-        return fork(lambda: distributed.setup('cpu', 0, settings) and None, next(paths),
+        return fork(lambda: distributed.setup('cpu', settings) and None, next(paths),
                     rank, port, world_size, **options)
     alone, late, died, twice, sizes, other = (free_port() for _ in range(6))
     with socket.create_server(('127.0.0.1', 0)) as silent:              # which never answers
@@ -57,14 +57,12 @@ def test_a_wait_for_processes_ends_at_a_signal_and_those_of_different_commands_a
     assert all(f'error: --dtype {dtype}: another process has another' in printed for dtype in ('auto', 'bf16'))
 
 
-def test_nothing_takes_tf32_and_a_run_has_the_threads_that_it_is_given_and_no_limit_of_ours(monkeypatch):
+def test_nothing_takes_tf32_and_there_is_no_limit_of_ours(monkeypatch):
     """A limit counts the stacks of threads, which fill no memory."""
-    given = []
-    monkeypatch.setattr(torch, 'set_num_threads', given.append)
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', True)           # PyTorch's default, for convolutions
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    distributed.setup('cpu', threads=2)
-    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32 and given == [2]
+    distributed.setup('cpu')
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
     assert limits == resource.getrlimit(resource.RLIMIT_DATA)
 
 

@@ -63,6 +63,8 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert call(command(folder, whole, '--log_every', 3, steps=8)[1:])[0] == 0
     same_command = command(folder, broken, '--resume', '--log_every', 3, steps=8)[1:]
+    given = []
+    monkeypatch.setattr(torch, 'set_num_threads', given.append)
     # a signal counts after the step, whether a line of the log follows or not
     for step, number in ((2, signal.SIGPIPE), (4, signal.SIGINT), (7, signal.SIGUSR1)):
         with monkeypatch.context() as patch:
@@ -73,9 +75,12 @@ def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_d
     broken = broken.rename(tmp_path / 'other')
     same_command += ['--data', tmp_path / 'moved', '--out', broken]
     assert call([*same_command, '--threads', 1])[0] == 0, 'where it runs may differ'
+    assert call(['--out', broken, '--data', tmp_path / 'moved', '--resume', '--size', 'nano'])[0] == 0
+    assert given == [1] * 5, 'those of the run'
     assert_equal(whole, broken)
     files = contents(broken)
-    assert call(same_command) == (0, '', f'the run in {broken} is finished, at step 8; there is nothing left to do\n')
+    assert call(same_command) == (0, '', f'the run in {broken} is finished, at step 8; there is nothing left to '
+                                  f'do but python evaluate.py --checkpoint {broken}\n')
     assert files == contents(broken)
 
 
@@ -108,14 +113,17 @@ def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, be
 
 @pytest.mark.parametrize('attributes, split', [
     ({'t_test': 3}, 'test'), ({'source': 'x'}, 'test'), ({'channels': ('v', 'u', 'c')}, 'test'),
-    ({'N': 7}, 'train'), ({'valid': 2}, 'valid')])
+    ({'N': 7}, 'train'), ({'valid': 2}, 'valid'), ({'above': 0.1}, 'train')])
 def test_data_that_are_not_those_of_the_run_are_refused(attributes, split, begun, folder, refused):
     attributes = dict(channels=('u', 'v', 'c'), static=('c',), t_test=4) | attributes
     counts = {'train': attributes.pop('N', 6), 'test': 3, 'valid': attributes.pop('valid', 0)}
+    above = attributes.pop('above', 0)
     for name in filter(counts.get, counts):
-        write(folder, 'own', travelling(counts[name], 9, 16, 3, 0.4), name, **attributes)
-    flags = command(folder, begun, '--resume', steps=8)[1:]
-    refused(flags, f'--resume: {folder}/own/{split}.h5 is not the file of the run, but has other fields or attributes')
+        u = travelling(counts[name], 9, 16, 3, 0.4) + above
+        u[..., 2] = u[:, :1, ..., 2]
+        write(folder, 'own', u, name, **attributes)
+    what = 'has other values than' if above else 'is not the file of the run, but has other fields'
+    refused(command(folder, begun, '--resume', steps=8)[1:], f'--resume: {folder}/own/{split}.h5 {what}')
 
 
 def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun):
