@@ -130,13 +130,16 @@ def read_headers(folder, splits=SPLITS):
 class Rounded:
     """The `data` of a new file, where numbers become float32, and what each channel loses by it."""
 
-    def __init__(self, stored):
+    def __init__(self, stored, path):
         self.stored = stored
+        self.path = path                # for messages
         self.first = {}                 # the first value of a channel: sums near it are exact
         self.sums = np.zeros((stored.shape[-1], 4))     # of each channel, see `__setitem__`
 
     def __setitem__(self, index, values):
         values = np.asanyarray(values)
+        require(values.dtype.kind in 'fiub' and not np.ma.is_masked(values),
+                f'{self.path}: {values.dtype}, or masked values; expected real numbers')
         with np.errstate(over='ignore'):
             rounded = values.astype(np.float32)
         self.stored[index] = rounded
@@ -151,14 +154,14 @@ class Rounded:
                 above = u - self.first.setdefault(c, u[0])
                 sums += u.size, above.sum(), np.square(above).sum(), np.square(u - v).sum()
 
-    def check(self, path, channels):
+    def check(self, channels):
         """Print a line on a channel of which float32 keeps little. InputError: it keeps nothing."""
         for c, first in self.first.items():
             mean, square, loss = self.sums[c, 1:] / self.sums[c, 0]
             deviation = max(square - mean ** 2, 0) ** 0.5
             share = loss ** 0.5 / deviation if deviation else 0                 # 0 / 0: a constant
             if share > AT_REST:
-                words = (f'{path}: channel {channels[c]}: the deviation is {deviation:.1e} and the '
+                words = (f'{self.path}: channel {channels[c]}: the deviation is {deviation:.1e} and the '
                          f'mean {first + mean:.7g}, of which float32 loses {min(share, 1):.1%}; '
                          f'subtract the mean, or take larger units')
                 require(share < 0.999, words)           # else float32 holds another field
@@ -179,9 +182,9 @@ def writer(path, shape, called='', **attributes):
     with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
         stored = file.create_dataset('data', shape, 'float32', fillvalue=np.nan)
         stored.attrs.update(attributes)
-        rounded = Rounded(stored)
+        rounded = Rounded(stored, called or path)
         yield {'data': rounded}
-        rounded.check(called or path, attributes.get('channels', range(shape[-1])))
+        rounded.check(attributes.get('channels', range(shape[-1])))
 
 
 def splits_to_write(folder, shapes, attributes):
@@ -204,8 +207,10 @@ def write(folder, train, test, valid=None, **attributes):
     attributes: those of the layout, such as channels=('u', 'v').
     """
     folder = Path(folder)
+    attributes = storable(attributes)
     arrays = {'test': test, 'valid': valid, 'train': train}
-    arrays = {split: np.asanyarray(u) for split, u in arrays.items() if u is not None}
+    with files.naming(folder, 'expected arrays of real numbers', Exception):
+        arrays = {split: np.asanyarray(u) for split, u in arrays.items() if u is not None}
     arrays = {split: u[:, :, None] if u.ndim == 4 else u for split, u in arrays.items()}
     check_headers(folder, {split: (u.shape, u.dtype, attributes) for split, u in arrays.items()})
     with files.lock(folder, wait='writing'):

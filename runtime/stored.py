@@ -28,6 +28,7 @@ def text_of(value):
 
 def names_of(value):
     """An attribute that names things, one text or several, as a list of str."""
+    require(not isinstance(value, (set, frozenset)), f'{value}: names in a set have no order')
     several = np.iterable(value) and not isinstance(value, (str, bytes))
     names = [text_of(name) for name in np.ravel([*value] if several else value).tolist()]
     return [] if names == [''] else names

@@ -7,7 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from data import evolving_of
+from data import check_finite, evolving_of
 from runtime import files
 from runtime.stored import require
 from runtime.terminal import warn
@@ -43,9 +43,11 @@ def frames_of(sources, header, last, uneven=False):
             warn(f'{shown}: has no gaps, but the dataset has')
         u = fill(u, gaps, means)
         gaps = np.insert(gaps, gaps.shape[-1], False, -1)           # the mask has none
-    require(u.shape[-1] == len(header['channels']) and np.isfinite(u).all(),
-            f'{shown}: expected finite values of {len(header["channels"])} channels, found '
-            f'{u.shape[-1]}, or nan where the dataset has none')
+    channels = len(header['channels'])
+    require(u.shape[-1] == channels, f'{shown}: {u.shape[-1]} channels, and {channels} in the '
+                                     f'training')
+    for trajectory in u:
+        check_finite(trajectory, shown)
     compare(runs, header, shown, uneven)
     return u, runs.attributes['dt'], gaps
 
@@ -63,7 +65,7 @@ def compare(runs, header, shown, uneven):
     same = [*runs.shape[1:-1]] == header['shape'][2:-1]
     for what in sorted(known.keys() & here.keys()):
         words = f'{shown}: the {what} is {here[what]}, in the training {known[what]}'
-        if what.startswith('order'):
+        if what.startswith(('order', 'axis')):
             require(here[what] == known[what], words)
         elif what.startswith('unit'):
             if here[what] != known[what]:

@@ -36,7 +36,8 @@ ORDER = 'NTXYZCK'                                                   # of our axe
 BETWEEN = 'time between frames'
 SECONDS = {word: seconds for words, seconds in {
     'd day days': 86400., 'h hr hrs hour hours': 3600., 'min mins minute minutes': 60.,
-    'ms msec millisecond milliseconds': 1e-3, 'us microsecond microseconds': 1e-6,
+    's sec secs second seconds': 1., 'us microsec microsecs microsecond microseconds': 1e-6,
+    'ms msec msecs millisec millisecs millisecond milliseconds': 1e-3,
     'ns nanosecond nanoseconds': 1e-9}.items() for word in words.split()}
 UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
               'git-lfs pointer; download it again')
@@ -112,15 +113,18 @@ class Stored:
         said = {name: item.attrs.get(name, 0) for name in ours}
         self.said = {name: value for name, value in said.items()
                      if np.asarray(value).dtype.kind in 'SUO' and np.size(value)}
-        self.units, self.dt = (item.attrs.get(name) for name in ('units', 'dt'))
+        self.units, self.dt, self.calendar = map(item.attrs.get, ('units', 'dt', 'calendar'))
 
     def __getitem__(self, index):
         values = whole(self._item)[index[::self._step]]
         return values.T if self._step < 0 else values
 
 
-def stored_in(group):
-    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values."""
+def stored_in(group, names=()):
+    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values.
+
+    names: these also where they are links to another place.
+    """
     found = {}
 
     def add(name, item):
@@ -128,6 +132,9 @@ def stored_in(group):
             if 'not a netCDF variable' not in str(item.attrs.get('NAME')):
                 found[name] = Stored(item)
     group.visititems(add)
+    for name in names:
+        if name and name in group:
+            add(name, group[name])
     return found
 
 
@@ -191,7 +198,7 @@ def opened(paths, names=()):
                 path, group = (path.parent, path.name) if path.parent.is_file() else (path, '/')
                 group = stack.enter_context(h5py.File(path))[group]
                 attributes |= group.attrs
-                found |= stored_in(group)
+                found |= stored_in(group, names)
         numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
                    if np.size(value) == 1}
         found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
@@ -285,7 +292,10 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
                 continue
             new = {axis: shape[i] for axis, i in zip(its, at) if axis not in 'CK'}
             means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in single}
-            if sizes | new == new | sizes and axis_of | means == means | axis_of:       # they agree
+            timely = all((axis == 'T') == (word.lower() in TIMES) for word, axis in means.items()
+                         if word.lower() in (*TIMES, *GRIDS))
+            # they agree
+            if timely and sizes | new == new | sizes and axis_of | means == means | axis_of:
                 fits[its] = new, means
         words = ' '.join([str(shape), *called])
         known = f'{sizes or main} {axis_of or ""}'.strip()
@@ -301,15 +311,27 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
 
 def unit_of(array):
     """The unit that an array of a file says, or ''."""
-    unit = getattr(array, 'units', None)
-    return text_of(unit) if isinstance(unit, (str, bytes)) else ''
+    unit = np.ravel(getattr(array, 'units', None))
+    text = text_of(unit[0]) if unit.size == 1 and isinstance(unit[0], (str, bytes)) else ''
+    return ' '.join(text.split())
+
+
+def ancestry(field):
+    """The key by which names of arrays are sorted: first those in the group of the array `field`,
+    then those in the groups around it, from the inside out, then all others.
+    """
+    def key(name):
+        *group, _ = name.split('/')
+        *around, _ = field.split('/')
+        return group != around[:len(group)], -len(group)
+    return key
 
 
 def points_of(found, names, sizes):
     """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
 
-    names: the usual ones. Another name counts for times if its unit is one since a date; it comes
-        later.
+    names: the usual ones. Another name counts for times, but later, if its unit is one since a
+        date, or of time and the array has the name of its dimension.
     Times that say their unit are in seconds, single ones since 1970 if they say a date as well:
     xarray chooses unit and date for each file.
     """
@@ -317,30 +339,48 @@ def points_of(found, names, sizes):
         for name, array in found.items():
             shape = [size for size in getattr(array, 'shape', ()) if size > 1] or [1]
             name = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name)                 # Dedalus's grids
-            unit, since, date = unit_of(array).partition(' since ')
-            called = name.split('/')[-1].lower() in names
+            unit, since, date = re.split('(?i)( since |$)', unit_of(array), maxsplit=1)
+            last = name.split('/')[-1]
+            called = last in names or len(last) > 1 and last.lower() in names   # T: a temperature
+            since = since or unit.lower() in SECONDS and getattr(array, 'dimensions', ()) == (last,)
             fits = array is not None and len(shape) < 3 and shape[-1] in sizes
             if fits and called == usual and (usual or since and 'time' in names):
-                values = SECONDS.get(unit, 1) * np.reshape(array[()], (-1, shape[-1]))
-                if since and (values.size == 1 or names is SAID):   # float32 holds no seconds since
+                values = SECONDS.get(unit.lower(), 1) * np.reshape(array[()], (-1, shape[-1]))
+                if date and (values.size == 1 or names is SAID):   # float32 holds no seconds since
                     with suppress(ValueError, ImportError):
                         cftime = import_module('cftime')            # which comes with netCDF4
-                        calendar = getattr(array, 'calendar', 'standard')
+                        calendar = text_of(getattr(array, 'calendar', None) or 'standard')
                         start = cftime.num2date(0, f'seconds since {date}', calendar)
                         values = values + cftime.date2num(start, 'seconds since 1970-01-01', calendar)
                 yield name, values
 
 
-def even_steps(path, lines, uneven):
+def dt_said(arrays, others, near, N):
+    """The numbers that a file gives as the time between frames, if it does.
+
+    arrays: {name: array} of the fields. others: of all else, the nearest first, which count if they
+        are in the group of a field or around it. near: of `ancestry`. N: trajectories in the file.
+    """
+    said = [[number_of(getattr(array, 'dt', None))] for array in arrays.values()]
+    for name, array in others.items():
+        beside = name.split('/')[-1] == 'dt' and not near(name)[0] and array is not None
+        if beside and math.prod(array.shape) in (1, N):
+            said.append(np.unique(array[()] * SECONDS.get(unit_of(array).lower(), 1)).tolist())
+    return next((numbers for numbers in said if min(numbers) > 0), [])
+
+
+def even_steps(where, lines, uneven):
     """The mean step in each of the lines (n, size) of times or grid points.
 
     Raises InputError if the steps of one change beyond rounding, and may not be `uneven`.
+    where: their file and their name.
     """
     steps = np.diff(np.float64(lines))
     rounding = 4 * np.finfo(np.result_type(lines, np.float16)).eps * np.abs(lines).max()
     even = np.ptp(steps, 1) <= 1e-3 * abs(steps.mean(1)) + rounding
-    require(uneven or even.all(), f'{path}: times or grid points {lines[even.argmin()][:5]} ... '
-                                  f'are uneven; --uneven takes them as even')
+    shown = ' '.join(f'{value:.9g}' for value in lines[even.argmin()][:5])
+    require(uneven or even.all(),
+            f'{where}: the steps of {shown} ... are uneven; --uneven takes them as even')
     return np.where(abs(steps.mean(1)) > rounding, steps.mean(1), 0)
 
 
@@ -353,17 +393,31 @@ def grid_steps(path, found, grid, uneven):
     for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
         for way, lines in zip(('', ' across'), (points, points.T)):
             if len(lines.T) > 1:                                # across: the other way in a plane
-                step = even_steps(path, lines, uneven)[0]
+                step = even_steps(f'{path}: {axis}', lines, uneven)[0]
                 steps.setdefault(f'step of {axis}{way}', step)
     return steps
 
 
 # ------------------------------------------------------------------------------------ several files
 
-def by_number(path):
-    """For sorting: solution_10.nc comes after solution_9.nc."""
-    parts = re.split(r'(\d+\.\d+|\d+)', str(path))
-    return [float(word) if i % 2 else word for i, word in enumerate(parts)]
+def numbered(paths):
+    """{path: its text and its numbers in turn}, by which paths are sorted, and whether the numbers
+    of sorted ones rise by even steps.
+
+    u_10 comes after u_9, t_-1 after t_-2. 1.10 is a number, or 1 and 10 if only these are all
+    different or rise by even steps.
+    """
+    readings = []
+    for point in r'\.', '(?!)':
+        number = rf'((?:(?<=[_=])-)?\d+(?:{point}\d+(?:[eE][+-]?\d+)?|[eE][+-]\d+)?)'
+        parts = {path: re.split(number, str(path)) for path in paths}
+        keys = {path: tuple(float(word) if i % 2 else word for i, word in enumerate(words))
+                for path, words in parts.items()}
+        steps = [np.diff(numbers) for numbers in zip(*(key[1::2] for key in sorted(keys.values())))]
+        even = all(np.ptp(x) <= 0.1 * abs(x).max() for x in steps if x.size)
+        readings.append((len({*keys.values()}), even, keys))
+    *_, even, keys = max(readings, key=lambda reading: reading[:2])
+    return keys, even
 
 
 def paths_of(sources):
@@ -374,7 +428,7 @@ def paths_of(sources):
                   if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.'}
         require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
         paths |= inside
-    return sorted(paths, key=by_number)
+    return sorted(paths, key=numbered(paths)[0].get)
 
 
 def agree(paths, uneven):
@@ -439,7 +493,8 @@ def what_all_say(steps, units, uneven):
         high, there = max(several, default=(1, ''))
         words = f'{there}: the {what} is {high:g}, in {here} {low:g}'
         if not np.isclose(low, high, rtol=1e-3, atol=0):
-            require(uneven, f'{words}; --uneven takes them as equal')
+            require(uneven, f'{words}; ' + ('turn the axis in one of them' if low == -high else
+                                            '--uneven takes them as equal'))
             warn(f'{words}; they are taken as equal')
         said += [f'{what} is {low:.9g}'] if several else []
     for name, files in units.items():
@@ -459,9 +514,11 @@ def find_runs(paths, own):
     runs, names = join(paths, own)
     grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
     items, steps = [], {BETWEEN: []}                        # steps: {what: [(step, file)]}
+    moving = set()                                          # numbers that differ between frames
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     for run in runs:
         times, between = {}, []                             # {name: [(N, T) of each part]}
+        values = {}                                         # of numbers, {name: those of the parts}
         for part in run:
             with opened(part, (*names, *SAID)) as found:
                 arrays = {name: found.get(name) for name in names}
@@ -481,35 +538,40 @@ def find_runs(paths, own):
                 axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 fields = {*map(id, arrays.values())}                        # may be called z, too
-                found = {name: array for name, array in found.items() if id(array) not in fields}
+                near = ancestry(names[0])
+                found = {name: found[name] for name in sorted(found, key=near)
+                         if id(found[name]) not in fields}
                 for what, step in grid_steps(part[0], found, grid, own.uneven).items():
                     steps.setdefault(what, []).append((step, part[0]))
                 T = sizes.get('T', 1)
                 for end in [T, T + 1] if T > 1 else [T]:        # PDEBench says when it ends, too
                     for name, points in points_of(found, TIMES, [end]):
                         times.setdefault(name, []).append(points[:, :T])
-                numbers = [getattr(array, 'dt', None) for array in arrays.values()]
-                if found.get('dt') is not None:
-                    numbers.append(found['dt'][()])
-                between += [(dt, part[0]) for dt in map(number_of, numbers) if dt > 0][:1]
+                between += [(dt, part[0]) for dt in dt_said(arrays, found, near, sizes.get('N'))]
+                for name, its in axes.items():
+                    if not its:
+                        values.setdefault(name, set()).add(number_of(arrays[name][()]))
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
         frames = sizes.get('T', len(run))
         items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
-        lines = [np.concatenate(parts, 1) for parts in times.values() if len(parts) == len(run)]
-        lines.sort(key=lambda line: np.ptp(line) == 0)          # last: when a forecast began
+        lines = {name: np.concatenate(parts, 1) for name, parts in times.items()
+                 if len(parts) == len(run)}
         if frames > 1 and lines:
-            between = [(dt, run[0][0]) for dt in even_steps(run[0][0], lines[0], own.uneven)]
+            name = min(lines, key=lambda name: np.ptp(lines[name]) == 0)    # when a forecast began
+            where = ' ... '.join([str(run[0][0]), run[-1][0].name][:len(run)]) + f': {name}'
+            between = [(dt, run[0][0]) for dt in even_steps(where, lines[name], own.uneven)]
+            require(own.dt or min(between)[0] > 0, f'{where} does not rise; if these are no times, '
+                                                   f'--dt says the time between frames')
         elif 'T' not in main:
-            columns = [np.diff(column).round(6) for column in zip(*(
-                by_number(path.name)[1::2] for path, *_ in run))]
-            if any((column < 0).any() for column in columns):
-                warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names fall, as if '
-                     f'these were several runs; give each a folder of its own')
-            elif sum(len({*column}) > 1 for column in columns) == 1:
-                warn(f'{run[0][0]} ... {run[-1][0].name}: the numbers in the names are uneven, as '
-                     f'if frames were missing')
+            if not numbered([path.name for path, *_ in run])[1]:
+                first = ' '.join(path.name for path, *_ in run[:3])
+                warn(f'{run[0][0].parent}: are {first} ... {run[-1][0].name} the frames of one run '
+                     f'in their order, and is none missing? The numbers in the names do not rise '
+                     f'by even steps; several runs need a folder each')
         steps[BETWEEN] += between
+        moving |= {name for name, of_parts in values.items() if len(of_parts) > 1}
     saying = what_all_say(steps, units, own.uneven)
+    saying += [f'axis of {name} is {axis}' for name, axis in axis_of.items()]
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
@@ -518,7 +580,7 @@ def find_runs(paths, own):
         if len(ours['channels']) == C:
             new = ours['channels']
             saying += [f'order of channels in {name} is {" ".join(new)}']
-        still = bool({*main} - {*its, 'C'}) and 'T' not in its
+        still = bool({*main} - {*its, 'C'}) and 'T' not in its and name not in moving
         if still:
             print(f'{name} is static, {"along " + its if its else "a number"}')
         channels += new

@@ -47,7 +47,7 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
                    for N, T in ((3, 6), (2, 9)))
     names = tuple('abcd'[:C])
     train[..., 1], test[..., 1] = 5, 7                        # what is static must not vary in time
-    attributes = dict(channels=names, static=names[1:2], t_test=1, source=Path('x.h5'),
+    attributes = dict(channels=map(str, names), static=names[1:2], t_test=1, source=Path('x.h5'),
                       layout='NTXC', variables=['u'])
     data.write(tmp_path / 'own', train, torch.tensor(test), dt=Decimal('0.5'), **attributes)
     for split, values in (('train', train), ('test', test)):

@@ -169,6 +169,11 @@ def written(options):
         assert not [*Path().glob('mine/*.h5')]
 
 
+def filled(values):
+    with data.writer(Path('mine/train.h5'), values.shape) as file:
+        file['data'][:] = values
+
+
 def opened(damage):
     """A training file in which something was damaged, by its path."""
     write(Path(), 'own', FIELDS, 'train', channels=['u', 'v'])
@@ -240,6 +245,11 @@ CALLS = [
       for shape in ((4, 3, 9, 10), (4, 3, 2, 9, 10), (4, 3, 1, 40, 17))),
     *((written, {'test': u, 'channels': ['p', 'v']}, 'channel p: ..., of which float32 loses 100')
       for u in (1e-50 * FIELDS, 101325 + 1e-5 * FIELDS)),
+    (written, {'channels': {'u', 'v'}}, 'names in a set have no order'),
+    (written, {'test': [[1, 2], [3]]}, 'mine: expected arrays of real numbers (setting an array'),
+    (written, {'test': torch.ones(1, requires_grad=True)}, 'mine: expected arrays of real numbers ('),
+    (filled, FIELDS * 1j, 'mine/train.h5: complex128, or masked values; expected real numbers'),
+    (filled, np.ma.masked_less(FIELDS, 2), 'mine/train.h5: float64, or masked values; expected'),
     (written, {'statics': ['1']}, "there is no attribute 'statics'; did you mean static?"),
     # files of data
     (opened, lambda path: path.write_bytes(path.read_bytes()[:-100]), 'train.h5: ...truncated'),

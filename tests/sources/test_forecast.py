@@ -90,7 +90,7 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     with h5py.File(tmp_path / 'forecast.h5') as file:
         assert {*file} == {'u', 'time'} and file['u'].shape == (2, 4, 3) and [*file.attrs['channels']] == ['u']
     np.savez(tmp_path / 'own.npz', u=VALUES[0, ..., 0], nu=np.nan)
-    with pytest.raises(InputError, match='own.npz: expected finite values of 3 channels'):
+    with pytest.raises(InputError, match='own.npz, frame 0, channel 0, .* nan is not finite'):
         forecast.frames_of([tmp_path / 'own.npz'], header, 2)
     with pytest.raises(InputError, match='the dataset does not say how its files were laid out'):
         forecast.frames_of([tmp_path / 'run3.npz'], {**header, 'layout': ''}, 2)
@@ -136,6 +136,10 @@ def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatc
     code, error, printed = call(['mine', *flags], prepare)
     assert code == 0 and '60 files are joined as trajectories (N): run_0.nc ... run_59.nc' in printed, error
     assert 'dt 0.25, as in the files' in printed and 'phase is static, a number' in printed
+    turned = netcdf('turned.nc', dict(time=8, y=24, x=16), attributes=dict(phase=0.0),
+                    u=(('time', 'x', 'y'), runs[0]), mask=(('x', 'y'), np.ones((16, 24))))
+    with pytest.raises(InputError, match='turned.nc: the axis of x is Y, in the training X'):
+        forecast.frames_of([turned], data.read_headers('data/mine')['train'], 2)
     header = data.read_headers('data/mine')['train']
     assert (header['shape'], header['dt'], header['static']) == ([48, 8, 16, 24, 3], 0.25, ['mask', 'phase'])
     assert (header['layout'], header['variables']) == ('TYX mask=YX phase=', ['u', 'mask', 'phase'])

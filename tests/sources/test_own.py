@@ -109,7 +109,8 @@ def test_files_are_frames_or_parts_of_n_or_channels(tmp_path, capsys):
     assert not capsys.readouterr().err
     (tmp_path / 'run2/out_5.npy').unlink()
     read(tmp_path / 'run2', 'XY', frames=4)
-    assert 'out_11.npy: the numbers in the names are uneven' in capsys.readouterr().err
+    words = 'run2: are out_0.npy out_1.npy out_2.npy ... out_11.npy the frames of one run in their order'
+    assert words in capsys.readouterr().err
     values, source = read(tmp_path / 'run1', 'XY', frames=4)
     np.testing.assert_array_equal(values, frames[1].reshape(3, 4, 4, 8, 1))
     assert [len(source.items[split]) for split in ('train', 'test')] == [2, 1]
@@ -263,19 +264,21 @@ def test_uneven_times_of_a_tracker_and_grid_points_are_refused_unless_accepted(t
     expected = pde.ScalarField.random_uniform(grid, rng=np.random.default_rng(10)).data * 1.5
     np.testing.assert_allclose(found['train'][10, 1, ..., 0], expected, rtol=1e-6)
     flags = '--source', tmp_path / 'uneven', '--layout', 'TXY'
-    refused(['bad', '--data', tmp_path, *flags], 'grid points [0.  0.3 0.5 0.8 1. ] ... are uneven; --uneven', prepare,
-            lines=None)
+    refused(['bad', '--data', tmp_path, *flags], 'times: the steps of 0 0.3 0.5 0.8 1 ... are uneven; --uneven',
+            prepare, lines=None)
     _, attributes, _, _ = prepared(call, tmp_path, *flags, '--uneven', '--dt', 0.25, name='accepted')
     assert attributes['dt'] == [0.25]
     nodes = np.cos(np.pi * np.arange(4) / 3)
     plane = np.add.outer(nodes, np.zeros(6))
-    path = netcdf(tmp_path / 'plane.nc', dict(run=5, y=4, time=6), lat=(('y', 'time'), plane),
-                  u=(('run', 'y', 'time'), VALUES[:, 0, :, :6, 0]))
-    refused(['bad', '--data', tmp_path, '--source', path, '--layout', 'NXY'], 'points [ 1.   0.5', prepare, lines=None)
+    path = netcdf(tmp_path / 'plane.nc', dict(run=5, y=4, across=6), lat=(('y', 'across'), plane),
+                  u=(('run', 'y', 'across'), VALUES[:, 0, :, :6, 0]))
+    refused(['bad', '--data', tmp_path, '--source', path, '--layout', 'NXY'], 'plane.nc: lat: the steps of 1 0.5',
+            prepare, lines=None)
     for name in 'x', 'lat':
         path = netcdf(tmp_path / f'{name}.nc', {'run': 5, 'time': 6, name: 4}, coordinates={name: nodes},
                       u=(('run', 'time', name), VALUES[..., 0, 0]))
-        refused(['bad', '--data', tmp_path, '--source', path, '--layout', 'NTX'], 'points [ 1.   0.5', prepare)
+        refused(['bad', '--data', tmp_path, '--source', path, '--layout', 'NTX'], f'{name}: the steps of 1 0.5',
+                prepare)
 
 
 def test_times_and_grid_points_by_the_names_of_dedalus(tmp_path, refused):
@@ -292,7 +295,7 @@ def test_times_and_grid_points_by_the_names_of_dedalus(tmp_path, refused):
     assert source.attributes['dt'] == 0.25
     for name in 's2', 's3':
         refused(['bad', '--data', tmp_path, '--source', tmp_path / f'{name}.h5', '--variables', 'tasks/velocity',
-                 '--layout', 'TCXY'], f'{name}.h5: times or grid points [ 0.98', prepare)
+                 '--layout', 'TCXY'], f'{name}.h5: scales/y: the steps of 0.98', prepare)
 
 
 def test_a_dataset_keeps_its_names_and_dt_when_it_is_cut_or_joined(tmp_path, call, refused):
@@ -331,6 +334,63 @@ def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path)
     assert read(tmp_path / 'timed.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.125
 
 
+def test_times_and_dt_are_those_of_the_group_of_the_field_or_around_it(tmp_path, refused):
+    with h5py.File(tmp_path / 'a.h5', 'w') as file:
+        file['a/time'], file['b/time'], file['time'] = 7. * np.arange(6), 0.5 * np.arange(6), range(6)
+        file['b/run/u'] = VALUES
+        file['c/u'], file['c/dt'], file['dt'] = VALUES, [[2.0]], 1.0
+        file['c/dt'].attrs['units'] = np.array([b'hours'])
+        file['link'] = h5py.SoftLink('/c/u')
+    for name, dt in ('b/run/u', 0.5), ('link', 1):
+        assert read(tmp_path / 'a.h5', 'NTXYC', [name])[1].attributes['dt'] == dt
+    with h5py.File(tmp_path / 'a.h5', 'a') as file:
+        for name in 'time', 'a/time', 'b/time':
+            del file[name]
+    assert read(tmp_path / 'a.h5', 'NTXYC', ['c/u'])[1].attributes['dt'] == 7200
+    for i in range(6):
+        np.savez(tmp_path / f'f{i}.npz', u=VALUES[0, i], T=300 + 2 * i, time=0.1 * i)      # T: a temperature
+    frames = [*tmp_path.glob('f*')]
+    assert read(frames, 'XYC', ['u'], frames=2)[1].attributes['dt'] == pytest.approx(0.1)
+    for dt, words in ([0.5] * 5, ''), ([0.5] * 4 + [0.25], 'the time between frames is 0.5, in'):
+        np.savez(tmp_path / 'each.npz', u=VALUES, dt=dt)
+        if words:
+            with pytest.raises(InputError, match=words):
+                read(tmp_path / 'each.npz', 'NTXYC', ['u'])
+        else:
+            assert read(tmp_path / 'each.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.5
+
+
+@pytest.mark.parametrize('names, said', [
+    ([f'u_{t:.1e}' for t in 1e-4 * np.arange(5, 13)], False), ([f't_{t}' for t in range(-3, 5)], False),
+    ([f't=-{t}.5' for t in range(8, 0, -1)], False), ([f'Re100.{i}' for i in range(5, 13)], False),
+    ([f'u_t{t:.2e}' for t in np.linspace(0.01, 0.15, 8)], False), ([f'{i}_t{i * 0.1:.1f}' for i in range(8)], False),
+    ([f't_{t}' for t in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)], False),
+    ([f'{i:03}_t{i * 0.5:.1f}' for i in (*range(5), *range(6, 9))], True), ([f'u_{i}' for i in (*range(7), 8)], True)])
+def test_frames_come_in_the_order_of_the_numbers_in_their_names(names, said, tmp_path, capsys):
+    for i, name in enumerate(names):
+        np.save(tmp_path / f'{name}.npy', np.full((4, 8), i))
+    values, _ = read(tmp_path, 'XY', frames=2)
+    np.testing.assert_array_equal(values[..., 0, 0, 0].ravel(), range(8))
+    assert ('in their order, and is none missing?' in capsys.readouterr().err) == said
+
+
+def test_a_number_that_differs_between_frames_is_no_static_channel(tmp_path):
+    for i in range(6):
+        np.savez(tmp_path / f'f{i}.npz', u=VALUES[0, i, ..., 0], amp=float(i), nu=0.1)
+    values, source = read(tmp_path, 'XY', ['u', 'amp', 'nu'], frames=2)
+    assert source.attributes['static'] == ['nu']
+    np.testing.assert_array_equal(values[..., 0, 0, 1].ravel(), range(6))
+
+
+def test_a_layout_against_the_names_of_dimensions_is_refused(tmp_path):
+    path = netcdf(tmp_path / 'a.nc', dict(time=6, member=5, lat=4, lon=8),
+                  u=(('time', 'member', 'lat', 'lon'), VALUES[..., 0].transpose(1, 0, 2, 3)))
+    assert read(path, 'TNXY', ['u'])[0].shape == (5, 6, 4, 8, 1)
+    for layout in 'NTXY', 'XNTY':
+        with pytest.raises(InputError, match='a.nc: u has the shape .* time member lat lon, along none of'):
+            read(path, layout, ['u'])
+
+
 def test_a_number_dt_of_something_else_is_not_the_time_step(tmp_path, refused):
     with h5py.File(tmp_path / 'a.h5', 'w') as file:
         file['energy'], file['u'], file['solver/dt'] = np.zeros(9), VALUES, 0.001
@@ -351,7 +411,8 @@ def test_a_number_dt_of_something_else_is_not_the_time_step(tmp_path, refused):
 @pytest.mark.parametrize('name, unit, values, dt', [
     ('XTIME', 'minutes since 2000-01-01 00:00:00', 60 * np.arange(6), 3600),        # as WRF and ROMS write them
     ('ocean_time', 'seconds since 2000-01-01', 3600 * np.arange(6), 3600),
-    ('time', 'h', np.arange(6), 3600), ('t', 'ms', np.arange(6), 1e-3),
+    ('time', 'h', np.arange(6), 3600), ('t', 'ms', np.arange(6), 1e-3), ('T', 'second', 3600 * np.arange(6), 3600),
+    ('time', ' Hours  Since 2000-01-01', np.arange(6), 3600), ('TIME', 'millisec', np.arange(6), 1e-3),
     ('t-coordinate', '', 0.05 * np.arange(7), 0.05)])
 def test_times_have_a_unit_since_a_date_or_a_usual_name(name, unit, values, dt, tmp_path):
     path = netcdf(tmp_path / 'a.nc', dict(T=6, ends=7, y=4, x=8), attributes=dict(dt=60, DT=60.0),
@@ -376,6 +437,9 @@ def test_single_times_count_from_their_date(calendar, dates, dt, tmp_path):
             file['valid_time'].setncatts(dict(units=f'hours since {date}', calendar=calendar))
             file['time'].units = 'hours since 2020-01-01'
     assert read(tmp_path, 'XY', ['u'], frames=3)[1].attributes['dt'] == pytest.approx(dt)
+    for path in [*tmp_path.iterdir()]:
+        path.rename(path.with_suffix('.h5'))
+    assert read(tmp_path, 'XY', ['u'], frames=3)[1].attributes['dt'] == pytest.approx(dt), 'read as HDF5'
 
 
 def test_files_of_different_variables_need_the_same_times_and_grid_points(tmp_path, call, refused):
@@ -417,7 +481,7 @@ def test_frames_of_several_runs_in_one_folder_get_a_line(tmp_path, capsys):
         for frame in range(6):
             np.save(tmp_path / f'run{run}_{frame}.npy', VALUES[run, frame, ..., 0])
     read(tmp_path, 'XY', frames=3)
-    assert 'the numbers in the names fall, as if these were several runs' in capsys.readouterr().err
+    assert 'run1_5.npy the frames of one run in their order, and is none missing?' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('kind', ['.nc', '.h5'])
@@ -437,7 +501,7 @@ def test_grids_that_differ_between_files_are_refused_and_units_get_a_line(kind, 
                 file['p'].attrs['units'] = unit
     def flags(*names):
         return '--source', *(tmp_path / f'{name}{kind}' for name in names), '--variables', 'p', '--layout', 'TXY'
-    for name, words in ('flipped', '-10; --uneven'), ('finer', '5; --uneven'):
+    for name, words in ('flipped', '-10; turn the axis'), ('finer', '5; --uneven'):
         refused(['bad', '--data', tmp_path, *flags('first', name)], words, prepare, lines=None)
         assert prepared(call, tmp_path, *flags('first', name), '--uneven', *IN_ORDER, name=name)[0]
     planes = [np.meshgrid(points, np.arange(8.), indexing='ij') for points in (lat, lat[::-1])]
@@ -578,7 +642,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('own.npz --variables u --layout NTXC', '--layout NTXC: 8 channels on a grid of 1x4; if that is'),
     ('own.npz --variables u u --layout NTXY', '--variables u u: expected different variables'),
     ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), along none of'),
-    ('z.npz --variables u --layout NTXY', 'dt 0.0: expected a positive number'),
+    ('z.npz --variables u --layout NTXY', 'z.npz: time does not rise; if these are no times, --dt'),
     ('bf.npy --layout NTXY', 'to read; there are none (not of real numbers: bf)'),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),
     ('. --layout NTXY', "'..': expected the name of a folder"),
