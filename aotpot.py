@@ -27,7 +27,7 @@ from configs import NORM_GROUPS, InputError, ModelConfig, show
 from sinkhorn import sinkhorn
 
 # ---------------------------------------------------------------------------------------- precision
-# 16 bits are too few for input, prediction, Fourier transforms, streams, Sinkhorn and experts.
+# 16 bits are too few for input, prediction, Fourier transforms, streams, Sinkhorn and the choice of experts.
 
 def no_autocast(x):
     """A region without autocast on the device of x."""

@@ -214,7 +214,7 @@ def recipe(size, **fields):
 
 @dataclass(frozen=True)
 class Dataset:
-    """One PDE dataset as the paper uses it. A folder in the layout of data.py needs no entry."""
+    """One PDE dataset, as the paper uses it if it does. A folder in the layout of data.py needs no entry."""
     channels: tuple     # their names, in order
     frames: int         # frames of a trajectory; 2 for a steady problem: the input and the solution
     t_test: int         # frames to predict at test

@@ -48,7 +48,7 @@ UNSAID = dict(source='', channels=[], static=[], dt=None, t_test=math.inf)
 # --------------------------------------------------------------------------------------- the layout
 
 def check_headers(folder, headers):
-    """{split: what its file says}, its shape and the attributes but pde, those of UNSAID always.
+    """{split: header} of files: the shape, and all attributes but pde; UNSAID has the defaults.
 
     headers: {split: (shape, dtype, attributes) of `data`}.
     Raises InputError for what is not allowed, and if the splits differ in more than the source.
@@ -359,7 +359,7 @@ class Units(NamedTuple):
     def of(means, variances, evolving, steady=False):
         """The Units of windows whose frames have these means and variances, (windows, frames, C').
 
-        The deviation is that within frames, else that of their means, else 1. Windows that differ
+        The deviation is that within frames, at rest that of their means, else 1. Windows that differ
         by more than they vary in themselves, in a mean over evolving channels, get `own` ones.
         steady: whether the two frames are the input and the solution.
         """

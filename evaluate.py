@@ -255,7 +255,8 @@ def l2re(prediction, target):
     return mean(l2re_of_samples(u, v, floor).mean(-1))
 
 
-# Metrics of predictions u for truths v, (B, F, *space, C'') -> (B, C''). floor: of data.size_of.
+# Metrics of predictions u for truths v, (B, F, *space, C'') -> (B, C''), or one number a sample.
+# floor: of data.size_of.
 
 def l2re_of_samples(u, v, floor):
     """||u - v|| / ||v|| over all but the first and the last axis."""
@@ -537,7 +538,7 @@ def parser_of(description):
     """A parser with the flags of the commands on a trained model."""
     parser = terminal.Parser(description=description)
     add = parser.add_argument
-    add('--checkpoint', default='', help='default: the newest run under out/')
+    add('--checkpoint', default='', help='default: the newest run under out/, or weights/mini.pt')
     add('--data', default='', help='folder of the datasets; default: that of the training')
     add('--datasets', nargs='+', default=(), help='default: of the training, or with --data all')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')

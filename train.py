@@ -108,7 +108,7 @@ def shape_of_data(config, datasets):
 
 
 def fitted(command, processes):
-    """A Command whose network takes one's own data in their shape, dimensionless, but for flags."""
+    """The Command, fitted to one's own data where no flag says otherwise."""
     run = command.run
     if {*run.datasets} & {*configs.DATASETS}:
         return command
