@@ -137,7 +137,8 @@ class Rounded:
         self.sums = np.zeros((stored.shape[-1], 4))     # of each channel, see `__setitem__`
 
     def __setitem__(self, index, values):
-        values = np.asanyarray(values)
+        with files.naming(self.path, 'expected real numbers', Exception):
+            values = np.ma.asanyarray(values)                   # which knows the masks in a list
         require(values.dtype.kind in 'fiub' and not np.ma.is_masked(values),
                 f'{self.path}: {values.dtype}, or masked values; expected real numbers')
         with np.errstate(over='ignore'):
@@ -210,7 +211,8 @@ def write(folder, train, test, valid=None, **attributes):
     attributes = storable(attributes)
     arrays = {'test': test, 'valid': valid, 'train': train}
     with files.naming(folder, 'expected arrays of real numbers', Exception):
-        arrays = {split: np.asanyarray(u) for split, u in arrays.items() if u is not None}
+        arrays = {split: np.ma.asanyarray(u) for split, u in arrays.items()
+                  if split != 'valid' or u is not None}
     arrays = {split: u[:, :, None] if u.ndim == 4 else u for split, u in arrays.items()}
     check_headers(folder, {split: (u.shape, u.dtype, attributes) for split, u in arrays.items()})
     with files.lock(folder, wait='writing'):
@@ -381,8 +383,9 @@ class Units(NamedTuple):
 
     def close_to(self, other):
         """Whether they are those of the same fields, but for rounding."""
-        return all(torch.allclose(a / other.deviation, b / other.deviation, 1e-6, 1e-4)
-                   for a, b in zip(self[:2], other[:2]))
+        return self.mean.shape == other.mean.shape and all(
+            torch.allclose(a / other.deviation, b / other.deviation, 1e-6, 1e-4)
+            for a, b in zip(self[:2], other[:2]))
 
     @staticmethod
     def read(header):

@@ -96,6 +96,7 @@ def main():
         resumed = runs.checkpoint_to_resume(command.run, processes)
         if resumed:
             command = runs.taken_over(command, resumed)
+        distributed.set_threads(command.run.threads)
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')

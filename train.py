@@ -175,8 +175,6 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     new one starts. Both are of `load_file`; their tensors are let go.
     """
     config, recipe, run, given, _, tune = command
-    if run.threads:
-        torch.set_num_threads(run.threads)
     frozen = bool(tune) and not tune['from_scratch']                    # as are the routers then
     for name, known in ('loss', LOSSES), ('optimizer', OPTIMIZERS):
         chosen = getattr(recipe, name)
@@ -198,9 +196,9 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
                 raise InputError(f'--resume: {dataset.path} has other values than in the run; '
                                  f'restore it, or choose another --out')
             dataset.units = known
-        elif 'units' in before:
+        elif 'units' in before and config.normalize:
             processes.print(f'{dataset.name}: fields are divided by the numbers of {dataset.path}, '
-                            f'which does not say that it is the file of the training')
+                            f'not by those of the earlier training')
         headers[dataset.name]['train']['units'] = dataset.units.header()
     if resumed:
         runs.require_same_data(resumed['data'], headers, run.data)
@@ -449,6 +447,7 @@ def main():
             command = runs.taken_over(command, resumed)
         elif command.run.init_from:
             pretrained = load_file(command.run.init_from)
+        distributed.set_threads(command.run.threads)
         command = command._replace(run=with_data(command.run, command.size, processes))
         if not resumed:
             command = fitted(command, processes)

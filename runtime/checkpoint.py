@@ -112,8 +112,8 @@ def start_from(model, source):
     if before.normalize and not model.config.normalize:
         raise InputError(f'{path}: these weights were trained with --normalize; give --normalize')
     if before.change != model.config.change:
-        raise InputError(f'{path}: --change {before.change} for these weights, but '
-                         f'{model.config.change} here; give the same')
+        flag = '--change' if before.change else '--no-change'
+        raise InputError(f'{path}: these weights were trained with {flag}; give {flag}')
     tensors = model.state_dict()
     first = 'embed.conv.weight'
     other = first in tensors and state[first].shape != tensors[first].shape

@@ -28,7 +28,7 @@ def frames_of(sources, header, last, uneven=False):
     require(header.get('layout'), f'{shown}: the dataset does not say how its files were laid out; '
                                   f'make it by sources.prepare')
     own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']),
-              uneven=uneven)
+              uneven=uneven, dt=header['dt'] or 0.0)
     runs = find_runs(paths_of(sources), own)
     require(runs.shape[0] >= last,
             f'{shown}: {runs.shape[0]} frames are too few for a network that takes {last}')
@@ -46,8 +46,8 @@ def frames_of(sources, header, last, uneven=False):
     channels = len(header['channels'])
     require(u.shape[-1] == channels, f'{shown}: {u.shape[-1]} channels, and {channels} in the '
                                      f'training')
-    for trajectory in u:
-        check_finite(trajectory, shown)
+    for (piece, n), trajectory in zip(runs.items, u):
+        check_finite(trajectory, f'{piece}, trajectory {n}', piece.frames - last)
     compare(runs, header, shown, uneven)
     return u, runs.attributes['dt'], gaps
 
@@ -109,6 +109,9 @@ def write_forecast(path, u, header):
     dt = header['dt'] or 1.0
     times = dt * np.arange(1, u.shape[1] + 1)                       # since the last frame given
     timed = {'time': times, **arrays}
+    axes_said = (words[8:].rpartition(' is ')[::2] for words in header.get('said', [])
+                 if words.startswith('axis of '))
+    called = NAMES | {axis: name for name, axis in axes_said if axis in 'XYZ'}
     with files.replacing(path) as new:
         if path.suffix == '.npy':
             with open(new, 'wb') as file:                           # a name would get its suffix
@@ -121,7 +124,7 @@ def write_forecast(path, u, header):
             with library(path, 'netCDF4').Dataset(new, 'w') as file:
                 file.setncatts(dict(channels=' '.join(names), dt=dt))
                 for axis, size in zip(axes, [*arrays.values()][0].shape):
-                    file.createDimension(NAMES[axis], size)
+                    file.createDimension(called[axis], size)
                 for name, values in timed.items():
-                    along = [NAMES[axis] for axis in (axes if values.ndim > 1 else 'T')]
+                    along = [called[axis] for axis in (axes if values.ndim > 1 else 'T')]
                     file.createVariable(name, values.dtype, along)[:] = values

@@ -132,8 +132,8 @@ def stored_in(group, names=()):
             if 'not a netCDF variable' not in str(item.attrs.get('NAME')):
                 found[name] = Stored(item)
     group.visititems(add)
-    for name in names:
-        if name and name in group:
+    for name in filter(None, names):
+        with suppress(KeyError, OSError):                       # there is none, or it leads nowhere
             add(name, group[name])
     return found
 
@@ -292,8 +292,8 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
                 continue
             new = {axis: shape[i] for axis, i in zip(its, at) if axis not in 'CK'}
             means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in single}
-            timely = all((axis == 'T') == (word.lower() in TIMES) for word, axis in means.items()
-                         if word.lower() in (*TIMES, *GRIDS))
+            timely = all(axis in 'NT' if word.lower() in TIMES else axis != 'T'     # N: of forecasts
+                         for word, axis in means.items() if word.lower() in (*TIMES, *GRIDS))
             # they agree
             if timely and sizes | new == new | sizes and axis_of | means == means | axis_of:
                 fits[its] = new, means
@@ -309,10 +309,10 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
     return {name: axes[name] for name in arrays}
 
 
-def unit_of(array):
-    """The unit that an array of a file says, or ''."""
-    unit = np.ravel(getattr(array, 'units', None))
-    text = text_of(unit[0]) if unit.size == 1 and isinstance(unit[0], (str, bytes)) else ''
+def text_said(array, name='units'):
+    """The text of an attribute of an array of a file, or ''."""
+    value = np.ravel(getattr(array, name, None))
+    text = text_of(value[0]) if value.size == 1 and isinstance(value[0], (str, bytes)) else ''
     return ' '.join(text.split())
 
 
@@ -339,17 +339,18 @@ def points_of(found, names, sizes):
         for name, array in found.items():
             shape = [size for size in getattr(array, 'shape', ()) if size > 1] or [1]
             name = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name)                 # Dedalus's grids
-            unit, since, date = re.split('(?i)( since |$)', unit_of(array), maxsplit=1)
+            unit, since, date = re.split('(?i)( since |$)', text_said(array), maxsplit=1)
             last = name.split('/')[-1]
-            called = last in names or len(last) > 1 and last.lower() in names   # T: a temperature
-            since = since or unit.lower() in SECONDS and getattr(array, 'dimensions', ()) == (last,)
+            itself = getattr(array, 'dimensions', ()) == (last,)
+            called = last.lower() in names and (last != 'T' or itself)          # T: a temperature
+            since = since or unit.lower() in SECONDS and itself
             fits = array is not None and len(shape) < 3 and shape[-1] in sizes
             if fits and called == usual and (usual or since and 'time' in names):
                 values = SECONDS.get(unit.lower(), 1) * np.reshape(array[()], (-1, shape[-1]))
                 if date and (values.size == 1 or names is SAID):   # float32 holds no seconds since
                     with suppress(ValueError, ImportError):
                         cftime = import_module('cftime')            # which comes with netCDF4
-                        calendar = text_of(getattr(array, 'calendar', None) or 'standard')
+                        calendar = text_said(array, 'calendar') or 'standard'
                         start = cftime.num2date(0, f'seconds since {date}', calendar)
                         values = values + cftime.date2num(start, 'seconds since 1970-01-01', calendar)
                 yield name, values
@@ -365,7 +366,7 @@ def dt_said(arrays, others, near, N):
     for name, array in others.items():
         beside = name.split('/')[-1] == 'dt' and not near(name)[0] and array is not None
         if beside and math.prod(array.shape) in (1, N):
-            said.append(np.unique(array[()] * SECONDS.get(unit_of(array).lower(), 1)).tolist())
+            said.append(np.unique(array[()] * SECONDS.get(text_said(array).lower(), 1)).tolist())
     return next((numbers for numbers in said if min(numbers) > 0), [])
 
 
@@ -413,8 +414,10 @@ def numbered(paths):
         parts = {path: re.split(number, str(path)) for path in paths}
         keys = {path: tuple(float(word) if i % 2 else word for i, word in enumerate(words))
                 for path, words in parts.items()}
+        lengths = {len(key) for key in keys.values()}
         steps = [np.diff(numbers) for numbers in zip(*(key[1::2] for key in sorted(keys.values())))]
-        even = all(np.ptp(x) <= 0.1 * abs(x).max() for x in steps if x.size)
+        even = len(keys) == 1 or len(lengths) == 1 != max(lengths) and all(
+            np.ptp(x) <= 0.1 * abs(x).max() for x in steps)
         readings.append((len({*keys.values()}), even, keys))
     *_, even, keys = max(readings, key=lambda reading: reading[:2])
     return keys, even
@@ -422,13 +425,15 @@ def numbered(paths):
 
 def paths_of(sources):
     """Files in the order of the numbers in their names; a folder stands for its files."""
-    paths = set()
+    folders = {}
     for source in map(Path, sources):
         inside = {path for path in (source.iterdir() if source.is_dir() else [source])
                   if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.'}
         require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
-        paths |= inside
-    return sorted(paths, key=numbered(paths)[0].get)
+        for path in inside:
+            folders.setdefault(path.parent, set()).add(path)
+    return [path for folder in sorted(sorted(folders), key=numbered(folders)[0].get)
+            for path in sorted(sorted(folders[folder]), key=numbered(folders[folder])[0].get)]
 
 
 def agree(paths, uneven):
@@ -505,6 +510,42 @@ def what_all_say(steps, units, uneven):
     return said
 
 
+def steps_of_run(run, times, numbers, own):
+    """[(time between frames, file)] of a run, whose dt the files say as `numbers` or by their times.
+
+    times: {name: [(N, T) of each part]}. numbers: [(dt, file)], which count if there are no times.
+    A line says so where the names of its files are not those of frames in their order.
+    """
+    lines = {name: np.concatenate(parts, 1) for name, parts in times.items()
+             if len(parts) == len(run)}
+    lines = {name: line for name, line in lines.items() if line.shape[1] > 1}
+    first, last = run[0][0], run[-1][0]
+    if lines:
+        name = min(lines, key=lambda name: np.ptp(lines[name]) == 0)    # that of a forecast's start
+        where = ' ... '.join([str(first), last.name][:len(run)]) + f': {name}'
+        steps = even_steps(where, lines[name], own.uneven)
+        require(own.dt or min(steps) > 0, f'{where} does not rise; if these are no times, --dt says '
+                                          f'the time between frames')
+        return [(dt, first) for dt in steps]
+    names = [path.name for path, *_ in run]
+    if not numbered(names)[1]:
+        warn(f'{first.parent}: are {" ".join(names[:3])} ... {last.name} the frames of one run in '
+             f'their order, and is none missing? The numbers in the names do not rise by even '
+             f'steps; several runs need a folder each')
+    return numbers
+
+
+def channels_of(name, C, ours, saying):
+    """The names of the C channels of a variable: its own, or those that a file of `ours` says.
+
+    saying: gets a line on their order.
+    """
+    if len(ours['channels']) == C:
+        saying.append(f'order of channels in {name} is {" ".join(ours["channels"])}')
+        return ours['channels']
+    return [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
+
+
 def find_runs(paths, own):
     """The Source of whole trajectories in files, by the flags of an Own.
 
@@ -512,79 +553,61 @@ def find_runs(paths, own):
     """
     main, axes = parse_layout(own.layout)
     runs, names = join(paths, own)
+    near = ancestry(names[0])
     grid, axis_of = {}, {}                                  # {axis of space: size}, see fit_axes
     items, steps = [], {BETWEEN: []}                        # steps: {what: [(step, file)]}
-    moving = set()                                          # numbers that differ between frames
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
+    moving = set()                                          # variables without T that still move
     for run in runs:
-        times, between = {}, []                             # {name: [(N, T) of each part]}
-        values = {}                                         # of numbers, {name: those of the parts}
+        times, dts, values = {}, [], {}     # {name: [(N, T)]}, [(dt, file)], {name: its values}
         for part in run:
+            path = part[0]
             with opened(part, (*names, *SAID)) as found:
                 arrays = {name: found.get(name) for name in names}
                 for name, array in arrays.items():
                     if array is None:
-                        raise InputError(f'--variables {name or "(none)"}: not in {part[0]}, which '
-                                         f'has {contents(part[0])[1]}')
-                for name, array in arrays.items():
+                        raise InputError(f'--variables {name or "(none)"}: not in {path}, which '
+                                         f'has {contents(path)[1]}')
                     here = {**UNSAID, **storable(array.said if isinstance(array, Stored) else {})}
                     if not said.get(name, (UNSAID,))[0]['channels']:        # the first with names
-                        said[name] = here, part[0]
-                    there, path = said[name]
-                    what, words = difference(there, here, path, part[0])
+                        said[name] = here, path
+                    what, words = difference(said[name][0], here, said[name][1], path)
                     require(not what, words)
-                    units.setdefault(name, {}).setdefault(unit_of(array), part[0])
+                    units.setdefault(name, {}).setdefault(text_said(array), path)
                 sizes = dict(grid)
                 axes = fit_axes(' '.join(map(str, part)), arrays, main, axes, sizes, axis_of)
                 grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
                 fields = {*map(id, arrays.values())}                        # may be called z, too
-                near = ancestry(names[0])
                 found = {name: found[name] for name in sorted(found, key=near)
                          if id(found[name]) not in fields}
-                for what, step in grid_steps(part[0], found, grid, own.uneven).items():
-                    steps.setdefault(what, []).append((step, part[0]))
+                for what, step in grid_steps(path, found, grid, own.uneven).items():
+                    steps.setdefault(what, []).append((step, path))
                 T = sizes.get('T', 1)
                 for end in [T, T + 1] if T > 1 else [T]:        # PDEBench says when it ends, too
-                    for name, points in points_of(found, TIMES, [end]):
+                    along_T = {name: array for name, array in found.items() if 'T' == axis_of.get(
+                        (getattr(array, 'dimensions', ()) or ('',))[-1], 'T')}
+                    for name, points in points_of(along_T, TIMES, [end]):
                         times.setdefault(name, []).append(points[:, :T])
-                between += [(dt, part[0]) for dt in dt_said(arrays, found, near, sizes.get('N'))]
+                dts += [(dt, path) for dt in dt_said(arrays, found, near, sizes.get('N'))]
                 for name, its in axes.items():
-                    if not its:
-                        values.setdefault(name, set()).add(number_of(arrays[name][()]))
+                    if 'T' not in main and {*main} - {*its, 'C'}:           # small
+                        numbers = np.asarray(arrays[name][()], np.float32)
+                        values.setdefault(name, set()).add(numbers.tobytes())
                 counts = {name: math.prod(array.shape) for name, array in arrays.items()}
-        frames = sizes.get('T', len(run))
-        items += [(Piece(run, frames), n) for n in range(sizes.get('N', 1))]
-        lines = {name: np.concatenate(parts, 1) for name, parts in times.items()
-                 if len(parts) == len(run)}
-        if frames > 1 and lines:
-            name = min(lines, key=lambda name: np.ptp(lines[name]) == 0)    # when a forecast began
-            where = ' ... '.join([str(run[0][0]), run[-1][0].name][:len(run)]) + f': {name}'
-            between = [(dt, run[0][0]) for dt in even_steps(where, lines[name], own.uneven)]
-            require(own.dt or min(between)[0] > 0, f'{where} does not rise; if these are no times, '
-                                                   f'--dt says the time between frames')
-        elif 'T' not in main:
-            if not numbered([path.name for path, *_ in run])[1]:
-                first = ' '.join(path.name for path, *_ in run[:3])
-                warn(f'{run[0][0].parent}: are {first} ... {run[-1][0].name} the frames of one run '
-                     f'in their order, and is none missing? The numbers in the names do not rise '
-                     f'by even steps; several runs need a folder each')
-        steps[BETWEEN] += between
-        moving |= {name for name, of_parts in values.items() if len(of_parts) > 1}
+        items += [(Piece(run, sizes.get('T', len(run))), n) for n in range(sizes.get('N', 1))]
+        steps[BETWEEN] += steps_of_run(run, times, dts, own)
+        moving |= {name for name, several in values.items() if len(several) > 1}
     saying = what_all_say(steps, units, own.uneven)
     saying += [f'axis of {name} is {axis}' for name, axis in axis_of.items()]
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
-        new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
-        ours = said[name][0]
-        if len(ours['channels']) == C:
-            new = ours['channels']
-            saying += [f'order of channels in {name} is {" ".join(new)}']
+        new = channels_of(name, C, said[name][0], saying)
         still = bool({*main} - {*its, 'C'}) and 'T' not in its and name not in moving
         if still:
             print(f'{name} is static, {"along " + its if its else "a number"}')
         channels += new
-        fixed += [still or channel in ours['static'] for channel in new]
+        fixed += [still or channel in said[name][0]['static'] for channel in new]
     require(len(own.channels) in (0, len(channels)), f'--channels {" ".join(own.channels)}: there '
             f'are {len(channels)} channels, {" ".join(channels)}')
     channels = [*(own.channels or channels)]

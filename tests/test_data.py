@@ -277,6 +277,7 @@ def test_the_units_of_a_dataset_are_its_mean_and_the_deviation_within_its_window
     u[..., 3] = np.arange(40).reshape(40, 1, 1, 1)                  # a number of each run
     write(tmp_path, values=u, static=None)
     units = opened(tmp_path, T=5).units
+    assert units.close_to(units) and not data.Units.none(2).close_to(data.Units.none(3))
     deviations = [0.1, 2, 1, np.arange(40).std()]                # a channel that never varies has 1
     for found, expected in (units.mean, [P, -1, 7, 19.5]), (units.deviation, deviations):
         assert torch.equal(found[0], found[1])

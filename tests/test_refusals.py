@@ -43,7 +43,7 @@ COMMANDS = [
     (train, '--epochs 3 --steps 4', '--steps and --epochs'),
     (train, '--sampling=a', '--sampling a: expected a dataset and a number'),
     (train, 'RUN --sampling ownn=50', '--sampling ownn'),
-    (train, 'RUN --init_from pre --change', 'pre/last.pt: --change False for these weights, but True here'),
+    (train, 'RUN --init_from pre --change', 'pre/last.pt: these weights were trained with --no-change'),
     (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
     (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs'),
     (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such'),

@@ -90,7 +90,7 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     with h5py.File(tmp_path / 'forecast.h5') as file:
         assert {*file} == {'u', 'time'} and file['u'].shape == (2, 4, 3) and [*file.attrs['channels']] == ['u']
     np.savez(tmp_path / 'own.npz', u=VALUES[0, ..., 0], nu=np.nan)
-    with pytest.raises(InputError, match='own.npz, frame 0, channel 0, .* nan is not finite'):
+    with pytest.raises(InputError, match='own.npz, trajectory 0, frame 5, channel 0, .* nan is not finite'):
         forecast.frames_of([tmp_path / 'own.npz'], header, 2)
     with pytest.raises(InputError, match='the dataset does not say how its files were laid out'):
         forecast.frames_of([tmp_path / 'run3.npz'], {**header, 'layout': ''}, 2)
@@ -119,6 +119,14 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
     capsys.readouterr()
     forecast.frames_of(run('hecto', unit='hPa'), header, 2)
     assert 'the unit of u is hPa, in the training Pa' in capsys.readouterr().err
+    (tmp_path / 'still').mkdir()
+    stills = [*(run(f'still/{i}', i, step=0)[0] for i in range(6))]                 # times that are none
+    still = header_of(call, tmp_path / 'still', '--source', *stills, '--layout', 'TXY', '--variables', 'u', '--dt', 5)
+    forecast.frames_of(stills[:1], still, 2)
+    named = {**header, 'layout': 'THW', 'said': ['axis of lat is X', 'axis of lon is Y', 'axis of day is T']}
+    forecast.write_forecast(tmp_path / 'named.nc', VALUES[:1, :2, ..., :1], named)
+    with package('netCDF4').Dataset(tmp_path / 'named.nc') as file:
+        assert file['u'].dimensions == ('time', 'lat', 'lon')
     finer = header | {'shape': [4, 7, 8, 3, 1]}
     forecast.frames_of(run('other', x=np.arange(4) / 2), finer, 2)
 

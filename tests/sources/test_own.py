@@ -365,20 +365,24 @@ def test_times_and_dt_are_those_of_the_group_of_the_field_or_around_it(tmp_path,
     ([f't=-{t}.5' for t in range(8, 0, -1)], False), ([f'Re100.{i}' for i in range(5, 13)], False),
     ([f'u_t{t:.2e}' for t in np.linspace(0.01, 0.15, 8)], False), ([f'{i}_t{i * 0.1:.1f}' for i in range(8)], False),
     ([f't_{t}' for t in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)], False),
-    ([f'{i:03}_t{i * 0.5:.1f}' for i in (*range(5), *range(6, 9))], True), ([f'u_{i}' for i in (*range(7), 8)], True)])
+    ([f'{i:03}_t{i * 0.5:.1f}' for i in (*range(5), *range(6, 9))], True), ([f'u_{i}' for i in (*range(7), 8)], True),
+    ([*'abcdefgh'], True), (['a', *(f'u_{i}' for i in range(7))], True)])
 def test_frames_come_in_the_order_of_the_numbers_in_their_names(names, said, tmp_path, capsys):
-    for i, name in enumerate(names):
-        np.save(tmp_path / f'{name}.npy', np.full((4, 8), i))
-    values, _ = read(tmp_path, 'XY', frames=2)
-    np.testing.assert_array_equal(values[..., 0, 0, 0].ravel(), range(8))
+    for folder in 'ab':                                                 # each by itself
+        (tmp_path / folder).mkdir()
+        for i, name in enumerate(names):
+            np.save(tmp_path / f'{folder}/{name}.npy', np.full((4, 8), i))
+    values, _ = read([tmp_path / 'b', tmp_path / 'a'], 'XY', frames=2)
+    np.testing.assert_array_equal(values[..., 0, 0, 0].ravel(), [*range(8)] * 2)
     assert ('in their order, and is none missing?' in capsys.readouterr().err) == said
 
 
-def test_a_number_that_differs_between_frames_is_no_static_channel(tmp_path):
+def test_what_differs_between_frames_is_no_static_channel(tmp_path):
     for i in range(6):
-        np.savez(tmp_path / f'f{i}.npz', u=VALUES[0, i, ..., 0], amp=float(i), nu=0.1)
-    values, source = read(tmp_path, 'XY', ['u', 'amp', 'nu'], frames=2)
-    assert source.attributes['static'] == ['nu']
+        others = dict(amp=float(i), nu=0.1, k=i + np.arange(4), c=np.arange(4))
+        np.savez(tmp_path / f'f{i}.npz', u=VALUES[0, i, ..., 0], **others)
+    values, source = read(tmp_path, 'XY k=X c=X', ['u', 'amp', 'nu', 'k', 'c'], frames=2)
+    assert source.attributes['static'] == ['nu', 'c']
     np.testing.assert_array_equal(values[..., 0, 0, 1].ravel(), range(6))
 
 
@@ -386,9 +390,14 @@ def test_a_layout_against_the_names_of_dimensions_is_refused(tmp_path):
     path = netcdf(tmp_path / 'a.nc', dict(time=6, member=5, lat=4, lon=8),
                   u=(('time', 'member', 'lat', 'lon'), VALUES[..., 0].transpose(1, 0, 2, 3)))
     assert read(path, 'TNXY', ['u'])[0].shape == (5, 6, 4, 8, 1)
-    for layout in 'NTXY', 'XNTY':
-        with pytest.raises(InputError, match='a.nc: u has the shape .* time member lat lon, along none of'):
-            read(path, layout, ['u'])
+    with pytest.raises(InputError, match='a.nc: u has the shape .* time member lat lon, along none of'):
+        read(path, 'NXTY', ['u'])
+    path = netcdf(tmp_path / 'b.nc', dict(time=6, step=6, lat=4), u=(('time', 'step', 'lat'), np.ones((6, 6, 4))),
+                  coordinates=dict(time=24. * np.arange(6), step=6. * np.arange(6)))
+    with package('netCDF4').Dataset(path, 'a') as file:
+        for name in 'time', 'step':
+            file[name].units = 'hours'
+    assert read(path, 'NTX', ['u'])[1].attributes['dt'] == 21600, 'of the axis T, and not of starts'
 
 
 def test_a_number_dt_of_something_else_is_not_the_time_step(tmp_path, refused):
