@@ -447,8 +447,8 @@ def main():
             command = runs.taken_over(command, resumed)
         elif command.run.init_from:
             pretrained = load_file(command.run.init_from)
-        distributed.set_threads(command.run.threads)
         command = command._replace(run=with_data(command.run, command.size, processes))
+        distributed.set_threads(command.run.threads)
         if not resumed:
             command = fitted(command, processes)
         splits = open_splits(command.run, command.model)

@@ -79,7 +79,7 @@ def plot_runs(logs):
             points = [(line['step'], line[key]) for line in log if line.get(key) is not None]
             if points:
                 ax.plot(*zip(*points), style, color=f'C{k}', label=first + label)
-    above.set(yscale='log', ylabel='relative L2 error')
+    above.set(yscale='log', ylabel='loss, relative L2 error')
     above.legend(fontsize=8)
     below.set(xlabel='step', ylabel='learning rate')
     return figure
@@ -132,8 +132,8 @@ def draw_field(ax, u, limits, colormap, colours=256):
 def plot_fields(fields, steps, title, colours=256):
     """The truth, the prediction and its error, or a forecast alone, a row for each of the steps.
 
-    fields: (F, 2 or 1, H, W) at the steps from 1 on. x points to the right, y up. All have the
-    range of the truth, or of a forecast, at all steps; the error has the colours of half of it.
+    fields: (F, 2 or 1, H, W) at the steps from 1 on, of which H points to the right, W up. All
+    have the range of the truth, or of a forecast, at all steps; the error has the colours of half of it.
     Of a field in one dimension, H = 1, there is one row with images of place and time.
     """
     line = fields.shape[2] == 1
@@ -160,8 +160,8 @@ def plot_fields(fields, steps, title, colours=256):
     figure.colorbar(field, ax=axes[:, :2], aspect=40, fraction=0.05, pad=0.02)
     if len(labels) == 3:
         figure.colorbar(error, ax=axes[:, 2], aspect=40, fraction=0.08, pad=0.02)
-    up = f'{W} steps' if line else f'step {steps[-1]}\ny, {W} points'
-    axes[-1, 0].set(xlabel=f'x, {H} points', ylabel=up)
+    up = f'{W} steps' if line else f'step {steps[-1]}\naxis 2, {W} points'
+    axes[-1, 0].set(xlabel=f'axis 1, {H} points', ylabel=up)
     if line:
         for ax in axes.flat:
             ax.set_aspect('auto')

@@ -62,9 +62,10 @@ def main():
             report = json.loads(path.read_text())
             for metric in ('rollouts', 'one step'):
                 table = report['tables'][f'L2RE of {metric}']['seeds']
-                means = {row: columns[MEAN] for row, columns in table.items()}
-                means = {row: seeds for row, seeds in means.items()         # which did not diverge
-                         if seeds and max(seeds.values()) < DIVERGED}
+                means = {row: columns[MEAN] for row, columns in table.items() if columns.get(MEAN)}
+                for row in [row for row in means if max(means[row].values()) >= DIVERGED]:
+                    print(f'{path.stem}, {metric}: without {row}, of which a seed has diverged')
+                    del means[row]
                 for row, other in COMPARISONS[report['study']]:
                     if row in means and other in means:
                         ratio = ratio_of(means[row], means[other], means)

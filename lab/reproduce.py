@@ -195,8 +195,11 @@ def job_of(study, row, part, seed, args):
     if part.equal:
         name += '-equal'
         width, share = EQUAL[args.size][part.equal]
-        recipe = train.parse(shlex.split(f'--size {args.size} {args.recipe}')).recipe
-        flags += f' {width} --steps {round(share * (args.steps or recipe.steps))}'
+        asked = train.parse(shlex.split(f'--size {args.size} {args.recipe}'))
+        if {'epochs', 'width', 'depth'} & asked.given:
+            raise InputError(f'{row}: as large and slow as AOT-POT by --steps alone, and not with '
+                             f'--recipe {args.recipe}')
+        flags += f' {width} --steps {round(share * (args.steps or asked.recipe.steps))}'
     folder = Path(args.out, args.name, f'{name}-seed_{seed}')
     command = study.command.format(samples=args.samples)
     report = folder / f'{slug(command.removeprefix("lab."))}.json'
@@ -218,6 +221,7 @@ def jobs_of(study, args):
     """The jobs of a study, and a line for each dataset for lack of which others are left out."""
     jobs = []
     left_out = set()
+    recipe = train.parse(shlex.split(f'--size {args.size} {args.recipe}')).recipe
     for row, parts in study.rows.items():
         for part in [Part(parts)] if isinstance(parts, str) else parts:
             for name in args.datasets if '{each}' in part.flags else ['']:
@@ -225,9 +229,13 @@ def jobs_of(study, args):
                 needed = re.findall(r'--datasets? (\S+)', f'{one.start} {one.flags}')
                 try:
                     data.find(args.data, needed)
+                    unseen = study.command.partition('--unseen ')[2].split()
+                    data.find(args.data, unseen, 'test', '--unseen')
                     if one.equal and args.size not in EQUAL:
                         raise InputError(f'{row}: EQUAL of lab/reproduce.py lacks the step times '
                                          f'of {args.size}')
+                    if '--optimizer adamw' in one.flags and recipe.optimizer == 'adamw':
+                        raise InputError(f'{row}: {args.size} has AdamW in all rows')
                 except InputError as error:
                     left_out.add(f'left out: {error}')
                     continue
@@ -318,7 +326,8 @@ def tabulate(study, jobs, reference):
     for label, measure in study.tables.items():
         table = gather(study, measure, jobs)
         filled = [cells for cells in table.values() if cells]
-        common = [name for name in configs.DATASETS if all(name in cells for cells in filled)]
+        common = [name for name in (filled or [{}])[0]      # a blank: another metric or a number
+                  if ' ' not in name and all(name in cells for cells in filled)]
         rows = {}
         for row, cells in table.items():
             rows[row] = cells
@@ -326,7 +335,7 @@ def tabulate(study, jobs, reference):
             paper = {name: {0: paper[name]} for name in cells if name in paper}
             if paper:
                 rows[f'{row}, paper'] = paper
-        if 'L2RE' in label and filled and common:
+        if label in SCORES and common:
             rows = {row: {MEAN: geometric_mean(cells, common), **cells}
                     for row, cells in rows.items()}
         numbers[label] = {'seeds': rows}
@@ -383,6 +392,8 @@ def parse():
 def main():
     args, study = parse()
     jobs, left_out = jobs_of(study, args)
+    for line in left_out:
+        print(line, file=sys.stderr if args.list else sys.stdout, flush=True)
     if args.list:
         lines = {}                                  # {training: all that starts from it}
         for job in jobs:
@@ -392,8 +403,6 @@ def main():
         for training, others in lines.items():
             print(f'{shlex.join(training)} && ({"; ".join(others)})')
         return
-    for line in left_out:
-        print(line, flush=True)
     if not jobs:
         raise InputError(f'{args.study}: {args.data} has none of the datasets that it needs')
     done = [job for job in jobs if all(map(succeeds, commands(job)))]

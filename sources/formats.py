@@ -106,8 +106,14 @@ def find_pieces(source, key):
 
 
 def poseidon_wave(name, source):
-    """Poseidon's waves: `solution` (N, T, X, Y) and `c` (N, X, Y) in m/s, here km/s."""
+    """Poseidon's waves: `solution` (N, T, X, Y) and `c` (N, X, Y) in m/s, here km/s.
+
+    wave_gauss is without c, as in MoE-POT's data.
+    """
     items, shape = find_pieces(source, 'solution')
+    if name == 'wave_gauss':
+        return Source((*shape, 1), items, lambda path, n, t: values(path, 'solution', (n, t))[..., None],
+                      dict(channels=('u',), source=source.resolve().name))
     speed_of = dict(zip(items, find_pieces(source, 'c')[0]))
 
     def read(path, n, t):
@@ -199,7 +205,7 @@ def pdebench(name):
 
 SMOKE = ('incompressible Navier-Stokes with buoyant smoke u, viscosity 0.01, box of side 32, axes '
          'x y')
-WAVE = 'u_tt = c^2 Lap u, c in km/s, unit square, absorbing boundary, axes x y'
+WAVE = 'u_tt = (k c)^2 Lap u, k unknown, unit square, absorbing boundary, axes x y'
 OFFICIAL = {
     'ns2d_fno_1e-5': Official(fno, 1200, 200),
     'ns2d_fno_1e-4': Official(fno, 10000, 200),

@@ -26,7 +26,7 @@ from runtime.terminal import Progress
 from sources.pdes import FAMILIES
 
 NANO = dict(resolution=64, train=48, test=8)    # of which a family's own `nano` replaces some
-SIZES = dict(resolution='grid points a side', train='trajectories', valid='trajectories',
+FLAGS = dict(resolution='grid points a side', train='trajectories', valid='trajectories',
              test='trajectories', frames='of a trajectory', seed='of the initial states [0]')
 TRAIN_MULTIPLE = {'nano': 1, 'mini': 4}         # of the training trajectories in NANO
 
@@ -118,7 +118,8 @@ def generate(folder, plans, device='cpu'):
     try:
         for plan in [*filter(missing, plans)]:                   # all are compared first
             place = Path(folder, plan.name)
-            bar = Progress(total=sum(plan.counts.values()), unit=' trajectories', desc=plan.name)
+            total = sum(plan.counts[split] for split in missing(plan))
+            bar = Progress(total=total, unit=' trajectories', desc=plan.name)
             with files.lock(place, wait='generating'), bar:
                 for split in missing(plan):                     # which no other process has made
                     N, *shape = plan.shapes[split]
@@ -174,7 +175,7 @@ def main():
     add('names', nargs='+', metavar='name', help=f'all, builtin, or any of {" ".join(FAMILIES)}')
     add('--data', metavar='X', help='folder of the datasets [data, data/nano or data/mini]')
     add('--preset', default='paper', choices=('nano', 'mini', 'paper'), help='which sizes [paper]')
-    for size, words in SIZES.items():
+    for size, words in FLAGS.items():
         add(f'--{size}', type=int, metavar='X', help=words)
     add('--device', default='auto', metavar='X', help='auto, cpu, cuda, cuda:0 [auto]')
     args = parser.parse_args()
@@ -182,7 +183,7 @@ def main():
     groups = {'all': FAMILIES, 'builtin': builtin}
     names = dict.fromkeys(name for word in args.names for name in groups.get(word, [word]))
     folder = args.data or ('data' if args.preset == 'paper' else f'data/{args.preset}')
-    changes = {size: getattr(args, size) for size in SIZES}
+    changes = {size: getattr(args, size) for size in FLAGS}
     plans = [plan(name, args.preset, **changes) for name in names]
     generate(folder, plans, distributed.choose_device(args.device))
 

@@ -158,7 +158,6 @@ def random_case(random, N):
     A case varies its speed, its fluid or its lengths; viscosity is log-uniform, all else uniform.
 
     problem: the place in PROBLEMS.
-    reynolds: of the cavity's width, the tube's height, the cylinder's diameter.
     interval: the time between frames, our choice, at most 0.005 d^2 / nu, d the shorter side.
     """
     index = random.integers(len(PROBLEMS))
@@ -182,14 +181,13 @@ def random_case(random, N):
     width = case['width']
     height = case['height']
     viscosity = case['viscosity'] / case['density']
-    size = {'cavity': width, 'tube': height, 'cylinder': 2 * case.get('radius', 0)}[problem]
     distance = width / {'cavity': 2, 'tube': 20, 'cylinder': 10}[problem]
     interval = min(distance / case['speed'], 0.005 * min(width, height) ** 2 / viscosity)
-    return dict(mask=mask, reynolds=case['speed'] * size / viscosity, problem=index, interval=interval,
+    return dict(mask=mask, problem=index, interval=interval,
                 **{key: case[key] for key in ('speed', 'density', 'viscosity', 'width', 'height')})
 
 
-def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, reynolds, **options):
+def solve_cases(stride, mask, problem, speed, density, viscosity, width, height, interval, **options):
     """A batch of `random_case` -> u, v in m/s, mask: (B, T, N/stride, N/stride, 3)."""
     N = mask.shape[-1]
     distance = speed * interval

@@ -52,7 +52,7 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
         relative = (error[step - 1] ** 2).sum().sqrt() / (truth[step - 1] ** 2).sum().sqrt()
         assert row[1].get_xlabel() == f'L2RE {relative:.3f}' and row[0].get_ylabel().startswith(f'step {step}')
     assert [ax.get_title() for ax in axes[0]] == ['truth', 'prediction', '|error|']
-    assert figure.get_suptitle() == 'h of swe_pdb' and axes[2, 0].get_xlabel() == 'x, 8 points'
+    assert figure.get_suptitle() == 'h of swe_pdb' and axes[2, 0].get_xlabel() == 'axis 1, 8 points'
     assert figures.scale_of_colours(truth - 0.8) == ((-(limit := (truth - 0.8).abs().max().item()), limit), 'RdBu_r')
 
 

@@ -19,7 +19,10 @@ def test_a_report_is_compared_row_by_row_but_for_rows_that_diverged_or_have_no_r
     path = tmp_path / 'pieces-nano.json'
     path.write_text(json.dumps(report))
     code, _, printed = call([path], ratios)
-    assert code == 0 and [re.split(' {2,}', line) for line in printed.splitlines()[1:]] == [
+    *said, _, header, row = printed.splitlines()
+    assert said == [f'pieces-nano, {metric}: without one stream, of which a seed has diverged'
+                    for metric in ('rollouts', 'one step')]
+    assert code == 0 and [re.split(' {2,}', line) for line in (header, row)] == [
         ['pieces-nano: ratio of errors', 'rollouts', 'one step'], ['AOT-POT / AOT-POT, w/o d', '0.500', '0.500']]
     path.write_text('{"study": "main"}')
     refused([path], f'{path}: not a report of contrasts or pieces', ratios)

@@ -63,7 +63,7 @@ def reproduced(folder, monkeypatch, call):
 @pytest.fixture
 def jobs(monkeypatch):
     """jobs(study, flag=value, ...) are those of a study, whose datasets are all there."""
-    monkeypatch.setattr(data, 'find', lambda folder, names: names)
+    monkeypatch.setattr(data, 'find', lambda folder, names, *_: names)
     flags = dict(size='nano', name='nano', steps=0, seeds=1, data='data', datasets=['swe_pdb'], out='out',
                  device='cpu', recipe='', samples=8)
 
@@ -179,6 +179,11 @@ def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs
         command = train.parse(job.trainings[-1][3:])
         assert command.recipe.steps == round(share * of_aot) and f'--width {command.model.width}' == width
     assert not [job for job in jobs('contrasts', size='small') if job.row == row], 'its time was not measured'
+    for recipe in '--epochs 20', '--width 96':
+        with pytest.raises(configs.InputError, match='as large and slow as AOT-POT by --steps alone'):
+            jobs('contrasts', recipe=recipe)
+    rows = {job.row for job in jobs('contrasts', size='tiny')}
+    assert rows == {"DPOT's block", 'one stream', 'AOT-POT'}, 'whose optimizer is AdamW'
 
 
 @pytest.mark.parametrize('errors, score', [
@@ -222,6 +227,8 @@ def test_means_and_deviations_are_over_the_seeds_and_the_papers_numbers_stand_be
     lines, rows = table({'DPOT': {A: [0.1, 'none', 0.4], B: ['none', 0.9, 0.1]}, 'none': {}})
     assert rows['DPOT']['geometric mean'] == {2: pytest.approx(0.2)}, 'of the seeds that have both'
     assert lines[2] == ['none', '-', '-', '-']
+    _, rows = table({'a': {'mine': [0.1], A: [0.4]}})
+    assert rows['a']['geometric mean'] == {0: pytest.approx(0.2)}, "one's own datasets, too"
 
 
 @pytest.mark.parametrize('error', [1e10, 10., None])

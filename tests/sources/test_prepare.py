@@ -96,7 +96,7 @@ def plain_cfdbench(path):
     ('ns2d_fno_1e-5', 'NavierStokes_V1e-5_N1200_T20.mat', plain_fno, 1), (CNS, CNS_FILE, plain_cns, 1),
     ('swe_pdb', '2D_rdb_NA_NA.h5', plain_groups, 1), ('dr_pdb', '2D_diff-react_NA_NA.h5', plain_groups, 1),
     ('ns2d_pda', 'NavierStokes-2D', plain_pda, 1), ('cfdbench', 'CFDBench', plain_cfdbench, 3),
-    ('wave_gauss', 'Wave-Gauss.nc', plain_wave, 1), ('wave_layer', 'Wave-Layer.nc', plain_wave, 1)])
+    ('wave_gauss_c', 'Wave-Gauss.nc', plain_wave, 1), ('wave_layer', 'Wave-Layer.nc', plain_wave, 1)])
 def test_a_sample_has_the_values_of_a_plain_reading_and_trains(name, source, plain, tests, tmp_path, call):
     source, dataset, folder = raw(source), configs.DATASETS[name], tmp_path / 'data'
     expected = plain(source)
@@ -138,6 +138,8 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     for i in range(4):                                                              # c is cut at other places than u
         write_hdf5(tmp_path / f'wave/c_{i}.nc', c=c[7 * i:7 * i + 7])
     train, test, attributes = convert(tmp_path, 'wave_gauss', tmp_path / 'wave')
+    assert np.array_equal([*train, *test], u[..., None]) and attributes['channels'] == ['u']
+    train, test, attributes = convert(tmp_path, 'wave_gauss_c', tmp_path / 'wave')
     both = np.concatenate([train, test])
     assert np.array_equal(both[..., 0], u) and (both[..., 1] == c[:, None] / np.float32(1000)).all()
     assert len(test) == 2 and attributes['static'] == ['c']
@@ -149,7 +151,7 @@ def test_pieces_are_joined_by_number_and_medium_and_force_become_static_channels
     assert attributes['static'] == ['f'] and attributes['dt'] == [0.05]     # the generated flow has dt 0.2
     (tmp_path / 'wave/solution_3.nc').unlink()
     with pytest.raises(configs.InputError, match='solution_3.nc: missing'):
-        formats.poseidon_wave('wave_gauss', tmp_path / 'wave')
+        formats.poseidon_wave('wave_gauss_c', tmp_path / 'wave')
 
 
 @pytest.mark.parametrize('name, group', [('cno_poisson', 'Sample'), ('cno_darcy', 'sample'), ('cno_airfoil', 'Sample')])

@@ -31,7 +31,7 @@ DRAWN = {
     ('ns2d_cond_pda', 'buoyancy'): 0.3665324,
     ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 'velocity'): 1.639397, ('cfdbench', 'mask'): 0.9960861,
     ('ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'velocity'): 0.7955777,
-    ('cfdbench', 'reynolds'): 101.9087, ('cfdbench', 'speed'): 0.834758}
+    ('cfdbench', 'viscosity'): 0.05775055, ('cfdbench', 'speed'): 0.834758}
 
 
 @pytest.mark.parametrize('name, field', DRAWN)
