@@ -174,6 +174,11 @@ class Job(NamedTuple):
     report: Path                    # the JSON file that it writes, in the folder of the run
 
 
+def asked_of(args):
+    """What --size and --recipe ask of train.py, a train.Command."""
+    return train.parse(shlex.split(f'--size {args.size} {args.recipe}'))
+
+
 def job_of(study, row, part, seed, args):
     """The Job of a `Part`."""
     name = slug(part.flags)
@@ -195,7 +200,7 @@ def job_of(study, row, part, seed, args):
     if part.equal:
         name += '-equal'
         width, share = EQUAL[args.size][part.equal]
-        asked = train.parse(shlex.split(f'--size {args.size} {args.recipe}'))
+        asked = asked_of(args)
         if {'epochs', 'width', 'depth'} & asked.given:
             raise InputError(f'{row}: as large and slow as AOT-POT by --steps alone, and not with '
                              f'--recipe {args.recipe}')
@@ -221,7 +226,7 @@ def jobs_of(study, args):
     """The jobs of a study, and a line for each dataset for lack of which others are left out."""
     jobs = []
     left_out = set()
-    recipe = train.parse(shlex.split(f'--size {args.size} {args.recipe}')).recipe
+    recipe = asked_of(args).recipe
     for row, parts in study.rows.items():
         for part in [Part(parts)] if isinstance(parts, str) else parts:
             for name in args.datasets if '{each}' in part.flags else ['']:

@@ -52,13 +52,17 @@ def frames_of(sources, header, last, uneven=False):
     return u, runs.attributes['dt'], gaps
 
 
+def said_by(attributes):
+    """{what: its value} of the `said` in the attributes of a dataset, see data.py."""
+    return dict(words.partition(' is ')[::2] for words in attributes.get('said', []))
+
+
 def compare(runs, header, shown, uneven):
     """Raise InputError if the steps in files are not those of the dataset; warn of other units.
 
     runs: the Source in them. On another number of points the steps are not compared.
     """
-    here, known = (dict(words.partition(' is ')[::2] for words in attributes.get('said', []))
-                   for attributes in (runs.attributes, header))
+    here, known = said_by(runs.attributes), said_by(header)
     dt = header['dt'] or 0                                          # of --dt, and of our forecasts
     if dt and (BETWEEN not in known or np.isclose(runs.attributes['dt'] or 0, dt, 1e-3, 0)):
         known[BETWEEN] = dt
@@ -109,9 +113,8 @@ def write_forecast(path, u, header):
     dt = header['dt'] or 1.0
     times = dt * np.arange(1, u.shape[1] + 1)                       # since the last frame given
     timed = {'time': times, **arrays}
-    axes_said = (words[8:].rpartition(' is ')[::2] for words in header.get('said', [])
-                 if words.startswith('axis of '))
-    called = NAMES | {axis: name for name, axis in axes_said if axis in 'XYZ'}
+    called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said_by(header).items()
+                      if what.startswith('axis of ') and axis in 'XYZ'}
     with files.replacing(path) as new:
         if path.suffix == '.npy':
             with open(new, 'wb') as file:                           # a name would get its suffix

@@ -16,7 +16,7 @@ import numpy as np
 from configs import DATASETS, InputError
 from data import SPLITS
 from runtime.stored import names_of, whole
-from sources.own import Own, Source, find_runs, numbered, reading
+from sources.own import Own, Source, find_runs, in_order, reading
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 
@@ -60,8 +60,7 @@ def groups(name, path):
     """
     keys = ('input', 'output') if name.startswith('cno') else ('data',)
     with reading(path), h5py.File(path) as file:
-        found = [*filter(re.compile(r'([Ss]ample_)?\d+').fullmatch, file)]
-        found.sort(key=numbered(found)[0].get)
+        found = in_order([*filter(re.compile(r'([Ss]ample_)?\d+').fullmatch, file)])
         shape = file[f'{found[0]}/{keys[0]}'].shape
 
     def read(path, n, t):
@@ -148,8 +147,7 @@ def cfdbench(name, source):
     for problem in ('cavity', 'cylinder', 'tube'):
         cases = []
         for part in ('prop', 'bc', 'geo'):
-            found = [*(source / problem / part).glob('case*')]
-            cases += sorted(found, key=numbered(found)[0].get)
+            cases += in_order([*(source / problem / part).glob('case*')])
         random.Random(0).shuffle(cases)
         count = round if problem == 'cavity' else int                               # as in DPOT
         train = count(0.8 * len(cases))

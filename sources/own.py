@@ -423,6 +423,11 @@ def numbered(paths):
     return keys, even
 
 
+def in_order(paths):
+    """Paths, or names, sorted by their text and their numbers."""
+    return sorted(sorted(paths), key=numbered(paths)[0].get)
+
+
 def paths_of(sources):
     """Files in the order of the numbers in their names; a folder stands for its files."""
     folders = {}
@@ -432,8 +437,7 @@ def paths_of(sources):
         require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
         for path in inside:
             folders.setdefault(path.parent, set()).add(path)
-    return [path for folder in sorted(sorted(folders), key=numbered(folders)[0].get)
-            for path in sorted(sorted(folders[folder]), key=numbered(folders[folder])[0].get)]
+    return [path for folder in in_order(folders) for path in in_order(folders[folder])]
 
 
 def agree(paths, uneven):
@@ -583,9 +587,9 @@ def find_runs(paths, own):
                 for what, step in grid_steps(path, found, grid, own.uneven).items():
                     steps.setdefault(what, []).append((step, path))
                 T = sizes.get('T', 1)
+                along_T = {name: array for name, array in found.items() if 'T' == axis_of.get(
+                    (getattr(array, 'dimensions', ()) or ('',))[-1], 'T')}
                 for end in [T, T + 1] if T > 1 else [T]:        # PDEBench says when it ends, too
-                    along_T = {name: array for name, array in found.items() if 'T' == axis_of.get(
-                        (getattr(array, 'dimensions', ()) or ('',))[-1], 'T')}
                     for name, points in points_of(along_T, TIMES, [end]):
                         times.setdefault(name, []).append(points[:, :T])
                 dts += [(dt, path) for dt in dt_said(arrays, found, near, sizes.get('N'))]
