@@ -123,12 +123,17 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
     stills = [*(run(f'still/{i}', i, step=0)[0] for i in range(6))]                 # times that are none
     still = header_of(call, tmp_path / 'still', '--source', *stills, '--layout', 'TXY', '--variables', 'u', '--dt', 5)
     forecast.frames_of(stills[:1], still, 2)
-    named = {**header, 'layout': 'THW', 'said': ['axis of lat is X', 'axis of lon is Y', 'axis of day is T']}
-    forecast.write_forecast(tmp_path / 'named.nc', VALUES[:1, :2, ..., :1], named)
-    with package('netCDF4').Dataset(tmp_path / 'named.nc') as file:
-        assert file['u'].dimensions == ('time', 'lat', 'lon')
     finer = header | {'shape': [4, 7, 8, 3, 1]}
     forecast.frames_of(run('other', x=np.arange(4) / 2), finer, 2)
+
+
+def test_a_netcdf_forecast_has_the_dimensions_of_its_dataset(tmp_path):
+    netCDF4 = package('netCDF4')
+    header = dict(layout='THW', channels=['u'], variables=['u'], static=[], dt=None,
+                  said=['axis of lat is X', 'axis of lon is Y', 'axis of day is T'])
+    forecast.write_forecast(tmp_path / 'named.nc', VALUES[:1, :2, ..., :1], header)
+    with netCDF4.Dataset(tmp_path / 'named.nc') as file:
+        assert file['u'].dimensions == ('time', 'lat', 'lon')
 
 
 def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatch, call):
