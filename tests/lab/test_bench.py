@@ -25,7 +25,7 @@ class MoEPOTNet(torch.nn.Module):
 
 @pytest.mark.parametrize('command, kinds', [
     ('step', ['forward', 'train step']), ('latency', ['forward']),
-    ('optimizer', ['optimizer step']), ('read', ['batch'])])
+    pytest.param('optimizer', ['optimizer step'], marks=pytest.mark.slow), ('read', ['batch'])])
 def test_what_is_compared_takes_turns(command, kinds, tmp_path, monkeypatch, call):
     nano, recipe = configs.SIZES['nano']
     monkeypatch.setitem(configs.SIZES, 'nano', (dataclasses.replace(nano, experts=5), recipe))
