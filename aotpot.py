@@ -236,7 +236,8 @@ class Layer(nn.Module):
     """Mixer and MLP, each in an AOT block with a norm before and after (Sandwich-Norm, App. B.2).
 
     x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, with experts MoE-POT's: one
-    stream (B, *grid, D), one residual round the pair, an inner skip and no norm after a sub-layer.
+    stream (B, *grid, D), one residual round the pair, an inner skip, and a norm after the MLP only
+    with config.sandwich.
     """
 
     def __init__(self, config, experts):

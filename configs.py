@@ -152,7 +152,7 @@ class TrainConfig:
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW')
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping")
     noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); '
-                       'with --normalize over that of 5 frames of 64x64 points of its deviation')
+                       'with --normalize over 143 deviations of a channel in its dataset')
     loss: str = arg('relative', 'relative: L2RE; change: more of it in slow fields; squared: MSE')
     balance: float = arg(0.1, "weight of MoE-POT's balance loss beside the loss", flag=False)
     sampling: tuple = arg((), "w_k, such as dr_pdb=5; of others the paper's, or 1", nargs='+')
@@ -284,23 +284,24 @@ def datasets_of(names):
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how to run."""
-    data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data')
+    data: str = arg('', 'folder of the datasets; default: data/<size> for nano and mini, else data; '
+                    'of finetune.py that of the checkpoint')
     datasets: tuple = arg((), "names, or the paper's mixture_6, _10, _12; default: all", nargs='+')
     out: str = arg('', 'folder of the run; default: out/<size>, or of finetune.py '
                    'out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0)
-    dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, with AMX from --width '
-                     '256', choices=('auto', 'fp32', 'bf16'))
+    dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, and on a CPU with AMX '
+                     'from --width 256', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: each equation as printed, slower', choices=('fast', 'paper'))
     compile: str = arg('off', "on: compile the network; graphs: also as CUDA graphs; default: "
-                       "graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
+                       "of train.py graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
     resume: bool = arg(False, 'continue exactly the run that this command began, or start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch whose gradients add up: less memory')
     save_every: int = arg(500, 'steps between checkpoints; by default at most a tenth of all')
     workers: int = arg(4, 'threads that read batches ahead; 0: the training reads', least=0)
-    keep: bool = arg(False, 'keep the weights of each of these checkpoints as step<N>.pt')
+    keep: bool = arg(False, 'keep the weights of each scoring as step<N>.pt')
     log_every: int = arg(20, 'steps between two lines of log.jsonl')
 
     __post_init__ = check_fields

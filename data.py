@@ -21,6 +21,7 @@ import math
 import re
 import shutil
 import tempfile
+import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def check_headers(folder, headers):
         said[split] = header = {**UNSAID, **storable(given), 'shape': shape}
         if 'layout' in header:                                              # of files of one's own
             header.setdefault('variables', [])
-        if not header['channels'] and C <= min([16, *(size for size in space if size > 1)]):
+        if not header['channels'] and C < min([17, *(size for size in space if size > 1)]):
             header['channels'] = [str(c) for c in range(C)]
         channels = header['channels']
         rules = {'channels': (len({*channels}) == len(channels) == C,
@@ -94,12 +95,15 @@ def difference(one, other, here, there):
     Both are '' if there is none. What a header does not say is not compared, nor the seed and the
     grid of a source. here, there: the files, for the line.
     """
-    unnamed = any(header['channels'] == [str(c) for c in range(len(header['channels']))]
-                  for header in (one, other))
+    names = one['channels'], other['channels']
+    unnamed = any(channels == [str(c) for c in range(len(channels))] for channels in names)
+    unnamed = unnamed and len({*map(len, filter(None, names))}) < 2
     for what in ('dt', 'source') if unnamed else ('channels', 'static', 'dt', 'source'):
         a, b = (header.get(what) or '' for header in (one, other))
         if what == 'source':
             a, b = (re.sub(r' (seed|grid) \d+', '', source) for source in (a, b))
+        if what == 'dt' and a and b and math.isclose(a, b, rel_tol=1e-3):       # of other roundings
+            continue
         if a != b and (a and b or what == 'static'):
             a, b = (' '.join(x) if isinstance(x, list) else x for x in (a, b))
             return what, f'{here} has the {what} {a or "none"}, but {there} has {b or "none"}'
@@ -180,7 +184,9 @@ def writer(path, shape, called='', **attributes):
         if name not in ATTRIBUTES:
             raise InputError(f'there is no attribute {name!r}{configs.nearest(name, ATTRIBUTES)}')
     attributes = storable(attributes)
-    with files.lock(Path(path).parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
+    path = Path(path)
+    check_headers(path.parent, {path.stem: (shape, np.dtype('f4'), attributes)})
+    with files.lock(path.parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
         stored = file.create_dataset('data', shape, 'float32', fillvalue=np.nan)
         stored.attrs.update(attributes)
         rounded = Rounded(stored, called or path)
@@ -294,7 +300,7 @@ class Trajectories:
         self._rows = range(N)[:rows] if rows is None or isinstance(rows, int) else rows
         self.count = len(self._rows)
         self.shape = self.count, self.frames, *self.space, self.channels
-        self.steady = self.frames == 2                          # the input and the solution
+        self.steady = all(header['shape'][1] == 2 for header in said.values())
         self.dt = self.header['dt'] or 1.0
         self.t_test = int(min(self.header['t_test'], self.frames - T))
         self.channel_names = names = self.header['channels']
@@ -334,19 +340,30 @@ class Trajectories:
                         f'that it is predicted')
         return batch
 
-    @functools.cached_property
-    def units(self):
-        """The `Units` of the first and last frame of a window each of at most 128 trajectories."""
+    def pairs(self):
+        """Yield the first and the last frame of a window of a trajectory each, (2, 1, *space, C).
+
+        They are of at most 128 trajectories, and stand for all fields of the split.
+        """
         count = min(self.count, 128, max(16, 2 ** 28 // math.prod(self.shape[2:])))
-        means, variances = torch.empty(2, count, 2, self.channels, dtype=torch.float64)
         for i in range(count):
             trajectory = i * self.count // count
             golden = i * 0.618 % 1                              # spreads any number of them evenly
             first = int(golden * (self.frames - self._T))
             last = 1 if self.steady else first + self._T
-            pair = self.windows([(trajectory, first), (trajectory, last)], 1).double()
-            variances[i], means[i] = torch.var_mean(pair.flatten(1, -2), 1, correction=0)
+            yield self.windows([(trajectory, first), (trajectory, last)], 1)
+
+    @functools.cached_property
+    def units(self):
+        """The `Units` of the `pairs`."""
+        moments = [torch.var_mean(pair.double().flatten(1, -2), 1, correction=0)
+                   for pair in self.pairs()]
+        variances, means = map(torch.stack, zip(*moments))                      # (pairs, 2, C')
         return Units.of(means, variances, self.evolving, self.steady)
+
+    def checksum(self):
+        """A number by which the fields of the `pairs` are known again."""
+        return functools.reduce(lambda crc, pair: zlib.crc32(pair.numpy(), crc), self.pairs(), 0)
 
 
 # -------------------------------------------------------------------------------------------- units
@@ -380,12 +397,6 @@ class Units(NamedTuple):
     def none(C, own=False):
         """Units of C channels that change nothing."""
         return Units(torch.zeros(2, C), torch.ones(2, C), torch.full((C,), float(own)))
-
-    def close_to(self, other):
-        """Whether they are those of the same fields, but for rounding."""
-        return self.mean.shape == other.mean.shape and all(
-            torch.allclose(a / other.deviation, b / other.deviation, 1e-6, 1e-4)
-            for a, b in zip(self[:2], other[:2]))
 
     @staticmethod
     def read(header):

@@ -37,7 +37,7 @@ from runtime import checkpoint, distributed, files, terminal
 from runtime.terminal import Progress, warn
 
 SCORED_WINDOWS = 64             # of a dataset in a scoring of a training, at most
-FAR = 10                        # deviations between the means of a channel that are worth a line
+FAR = 10                        # times the deviation of the training: a difference worth a line
 LONG = 'ns2d_fno_1e-3'          # the dataset of the paper's long rollouts (Sec. 5.4)
 MARKS = 20, 50, 100, 200, 500   # the steps of long rollouts in tables (Table 3)
 
@@ -106,6 +106,9 @@ class Predictor:
 
     def along(self, frames, steps):
         """Native frames (B, T, *space', C') -> yields the `prediction` of each step after them."""
+        if steps > 1 and not self.units.mean[0].equal(self.units.mean[1]):
+            raise InputError(f'{steps} steps: the input of a steady problem is another field than '
+                             f'its solution, after which there is no step')
         state = self.state(frames)
         for _ in range(steps):
             state = self.step(state)
@@ -126,7 +129,7 @@ class Predictor:
 # -------------------------------------------------------------------------- frames of one's own
 
 @torch.no_grad()
-def rollout(model, frames, steps, dataset='', batch_size=16):
+def rollout(model, frames, steps, dataset='', batch_size=16, dtype='fp32'):
     """The `steps` frames after native `frames` (N, T, *space', C'): (N, steps, *space', C').
 
     They are an array or a tensor, as `frames` are. Static channels keep their last values.
@@ -141,9 +144,11 @@ def rollout(model, frames, steps, dataset='', batch_size=16):
     config = model.config
     weights = next(model.parameters())
     values = real_values(frames, 'frames').to(weights.dtype)
-    shapes = [header['shape'] for header in trained_on(model).values() if 'shape' in header]
+    shapes = [header['shape'] for name, header in trained_on(model).items()
+              if dataset in ('', name) and 'shape' in header]
     flat = {shape[2] for shape in shapes} == {1}
-    lacks_axis = flat and values.ndim in (3, 4) and values.shape[-3] != 1
+    one_frame = config.frames == 1 and values.ndim == 4             # of each trajectory
+    lacks_axis = flat and values.ndim in (3, 4) and (values.shape[-3] != 1 or one_frame)
     if lacks_axis:                                                 # (N, T, X, C) -> (N, T, 1, X, C)
         values = values.unsqueeze(-3)
     rank = config.dims + 2                                                     # of (T, *space', C')
@@ -156,8 +161,9 @@ def rollout(model, frames, steps, dataset='', batch_size=16):
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
     layout = layout_of(model, values, dataset)
-    warn_if_far(trained_on(model).get(layout.name, {}), values)
-    predictor = Predictor(model.eval(), layout, weights.device)
+    deviation, mean = torch.std_mean(values.flatten(0, -2), 0, correction=0)
+    warn_if_far(trained_on(model).get(layout.name, {}), 'frames', layout.space, mean, deviation)
+    predictor = Predictor(model.eval(), layout, weights.device, dtype)
     predictions = values[:, -1:].repeat(1, steps, *[1] * (values.ndim - 2))
     for part, batch in zip(predictions.split(batch_size), values.split(batch_size)):
         for step, u in enumerate(predictor.along(batch.to(weights.device), steps)):
@@ -219,21 +225,24 @@ def layout_of(model, values, dataset):
     return Namespace(name=dataset, space=values.shape[2:-1], evolving=evolving, units=units)
 
 
-def warn_if_far(header, values):
-    """Print how frames (N, T, *space', C') are unlike those of a dataset of the training."""
+def warn_if_far(header, where, space, means, deviations):
+    """Print how frames on the grid `space` are unlike those of a dataset of the training.
+
+    means, deviations: (C'), of the frames. where: their file, for the line.
+    """
     if 'units' not in header:
         return
-    space, trained = (tuple(shape[2:-1]) for shape in (values.shape, header['shape']))
+    trained = tuple(header['shape'][2:-1])
     if len({round(a / b, 3) for a, b in zip(space, trained)}) > 1:
-        warn(f'frames: the grid {configs.show(space)} has other proportions than that of the '
+        warn(f'{where}: the grid {configs.show(space)} has other proportions than that of the '
              f'training, {configs.show(trained)}')
     units = data.Units.read(header)
-    means = values.flatten(0, -2).mean(0)
-    for name, *numbers in zip(header['channels'], means, units.mean[0], units.deviation[0]):
-        mean, usual, deviation = map(float, numbers)
-        if abs(mean - usual) > FAR * deviation and not units.own.any():
-            warn(f'frames: the mean of {name} is {mean:.4g}, and in the training {usual:.4g} with '
-                 f'a deviation of {deviation:.2g}')
+    numbers = zip(means.tolist(), deviations.tolist(), units.mean[0].tolist(),
+                  units.deviation[0].tolist())
+    for name, (mean, deviation, usual, its) in zip(header['channels'], numbers):
+        if math.hypot(mean - usual, deviation) > FAR * its and not units.own.any():
+            warn(f'{where}: {name} has the mean {mean:.4g} and the deviation {deviation:.2g}, and '
+                 f'in the training {usual:.4g} and {its:.2g}')
 
 
 # ---------------------------------------------------------------------------------------- metrics
@@ -438,7 +447,7 @@ def reference(trained, dataset, args, processes):
     if dataset.frames >= config.frames + args.rollout:
         return dataset
     from sources import generate  # the solvers, where data have to be made
-    solved = dataset.name in generate.FAMILIES and not dataset.steady
+    solved = dataset.name in generate.FAMILIES and not dataset.steady and dataset.header['source']
     source = generate.plan(dataset.name).attributes()['source'] if solved else ''
     ours = {**dataset.header, 'source': source}
     _, words = data.difference(dataset.header, ours, dataset.path, 'our solver')
@@ -522,7 +531,7 @@ def forecast_from_files(trained, args, processes):
     here = ' '.join(map(str, args.sources))
     names = [header['channels'][c] for c in data.evolving_of(header)]
     channel = channel_to_draw(args, here, len(u), names)
-    v = rollout(trained.model, u, args.rollout, name, args.batch_size)
+    v = rollout(trained.model, u, args.rollout, name, args.batch_size, args.dtype)
     header = {**header, 'dt': header['dt'] or dt}
     forecast.write_forecast(args.write, np.where(gaps, np.nan, v), header)
     print(f'{args.write}: {args.rollout} frames after the last of {here}', flush=True)
@@ -540,7 +549,7 @@ def parser_of(description):
     add = parser.add_argument
     add('--checkpoint', default='', help='default: the newest run under out/, or weights/mini.pt')
     add('--data', default='', help='folder of the datasets; default: that of the training')
-    add('--datasets', nargs='+', default=(), help='default: of the training, or with --data all')
+    add('--datasets', nargs='+', default=(), help='default: of the training, in evaluate.py with --data all')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
     add('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
     add('--figures', default='', metavar='DIR', help='draw into this folder')
@@ -600,39 +609,52 @@ def open_tests(trained, names, args, processes, rows=None):
 def open_dataset(trained, folder, name, split='test', rows=None):
     """The data.Trajectories of a split of a dataset, at most `rows`, as the network takes them.
 
-    Raises InputError for other channels, static ones or dt than in the training on a dataset of
-    this name; another source, and a dataset without a training, is a line.
+    Raises InputError for other channels or static ones than in the training, and for another dt
+    than in that on a dataset of this name; what else differs is a line.
     """
     config = trained.model.config
-    there = f'the training of {trained.path}'
     headers = trained_on(trained.model)
     shape = config.frames, config.channels
     dataset = data.Trajectories(folder, name, split, *shape, rows, config.dims)
-    if name in headers:
-        what, words = data.difference(dataset.header, headers[name], dataset.path, there)
-        if what == 'source':
+    for what, words in unlike(dataset, headers, trained.path):
+        if what == 'source' or what == 'dt' and name not in headers:
             warn(words)
-        elif what:
+        else:
             raise InputError(words)
-    elif headers:
-        names = dataset.channel_names
-        orders = [header['channels'] for header in headers.values()]
-        orders = [order for order in orders if sorted(order) == sorted(names)]
-        if orders and names not in orders:
-            raise InputError(f'{dataset.path}: channels {" ".join(names)}; {there} took them in '
-                             f'the order {" ".join(orders[0])}')
-        steps = sorted({header.get('dt') for header in headers.values()} - {None})
-        if steps and dataset.header['dt'] not in (None, *steps):
-            known = ' '.join(map(str, steps))
-            warn(f'{dataset.path} has the dt {dataset.dt}, but {there} has {known}')
-        if config.normalize:
-            source = dataset
-            if dataset.path.with_name('train.h5').exists():
-                source = data.Trajectories(folder, name, 'train', *shape)
-                dataset.units = source.units
-            warn(f'{name} is not a dataset of the training; its fields become dimensionless by the '
-                 f'mean and deviation of {source.path}')
+    if name in headers:
+        units = dataset.units
+        warn_if_far(headers[name], dataset.path, dataset.space, units.mean[0], units.deviation[0])
+    elif headers and config.normalize:
+        source = dataset
+        if dataset.path.with_name('train.h5').exists():
+            source = data.Trajectories(folder, name, 'train', *shape)
+            dataset.units = source.units
+        warn(f'{name} is not a dataset of the training; its fields become dimensionless by the '
+             f'mean and deviation of {source.path}')
     return dataset
+
+
+def unlike(dataset, headers, path):
+    """Yield (channels, static, dt or source, a line) of what in a data.Trajectories differs from
+    the training of the checkpoint at `path`, {dataset: header}: from that on this dataset, or if
+    there was none in the order of channels and in dt.
+    """
+    there = f'the training of {path}'
+    if dataset.name in headers:
+        what, words = data.difference(dataset.header, headers[dataset.name], dataset.path, there)
+        if what:
+            yield what, words
+        return
+    names = dataset.channel_names
+    orders = [header['channels'] for header in headers.values()]
+    orders = [order for order in orders if sorted(order) == sorted(names)]
+    if orders and names not in orders:
+        yield 'channels', (f'{dataset.path}: channels {" ".join(names)}; {there} took them in the '
+                           f'order {" ".join(orders[0])}')
+    dt = dataset.header['dt']
+    steps = sorted({header.get('dt') for header in headers.values()} - {None})
+    if dt and steps and not any(math.isclose(dt, step, rel_tol=1e-3) for step in steps):
+        yield 'dt', f'{dataset.path} has the dt {dt}, but {there} has {" ".join(map(str, steps))}'
 
 
 def finish(args, processes, trained, report):

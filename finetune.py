@@ -34,7 +34,7 @@ def parse(argv=None):
     """
     parser = terminal.Parser(description=__doc__)
     for config, title in ((FinetuneConfig(), 'fine-tuning'), (configs.model('tiny'), 'model'),
-                          (TrainConfig(epochs=NEW_EPOCHS, noise=0), 'recipe'),
+                          (TrainConfig(epochs=NEW_EPOCHS, noise=0, batch_size=BATCH), 'recipe'),
                           (configs.RunConfig(), 'run')):
         parser.add(config, title, without=('datasets', 'init_from'))
     args = parser.parse_args(argv)
@@ -72,7 +72,7 @@ def adapted(config, dataset):
 def recipe_for(tune, config, count):
     """The recipe of a fine-tuning on so many trajectories. config: that of the checkpoint."""
     before = config.get('train', {})
-    inherited = 'lr', 'grad_clip', 'balance', 'optimizer', 'ratio', 'momentum'
+    inherited = 'lr', 'grad_clip', 'optimizer', 'ratio', 'momentum'
     fields = {name: before[name] for name in inherited if name in before}
     if config['model'].get('experts') and not tune.from_scratch:       # then the routers are frozen
         fields['balance'] = 0.0
@@ -96,7 +96,6 @@ def main():
         resumed = runs.checkpoint_to_resume(command.run, processes)
         if resumed:
             command = runs.taken_over(command, resumed)
-        distributed.set_threads(command.run.threads)
         names = pretrained['config'].get('run', {}).get('datasets', ())
         processes.print(f'{pretrained["path"]}: step {pretrained["step"]}, trained on '
                         f'{" ".join(names) or "unknown data"}')
@@ -104,16 +103,11 @@ def main():
         count = data.Trajectories(command.run.data, name, 'train', 1, None).count
         rows = subset(count, command.tune['samples'], command.recipe.seed)
         splits = train.open_splits(command.run, command.model, rows)
-        [dataset] = splits['train']
-        known = pretrained['data'].get(name, {}).get('train', dataset.header)
-        there = f'the training of {pretrained["path"]}'
-        _, words = data.difference(dataset.header, known, dataset.path, there)
-        if words:
-            terminal.warn(words)
         before = configs.ModelConfig(**pretrained['config']['model'])
-        train.announce_shape(before, command.model, [dataset], processes)
-        start = None if resumed or command.tune['from_scratch'] else pretrained
-        training = train.new_or_continued(command, splits, processes, resumed, start)
+        train.announce_shape(before, command.model, splits['train'], processes)
+        if resumed or command.tune['from_scratch']:
+            pretrained.clear()                  # or its tensors would stay until the end of the run
+        training = train.new_or_continued(command, splits, processes, resumed, pretrained)
         return train.run_to_the_end(training, processes) if training else 0
 
 

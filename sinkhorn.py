@@ -22,13 +22,13 @@ def sinkhorn(logits, iters=20):
     to 4e-3 in bfloat16 and 5e-4 in float16.
     iters: a round normalises the columns, then the rows. So each result stream is an exact average
     of the sources, while the column sums, or how much of a source survives, are off as tabled at
-    the end of this file. A constant added to a column of logits changes nothing, and one added to
-    a row about as much as that error.
+    the end of this file. After a round a constant added to a column of logits changes nothing, and
+    one added to a row about as much as that error.
 
     The gradient is exact for the rounds that ran, whether they converged or not. Memory grows with
     `iters`. A logit of -inf is a structural zero: its entry and its gradient are exactly 0, and all
     gradients are finite. The columns converge only if some permutation avoids all zeros. A row or
-    column of -inf, a +inf or a NaN makes its own matrix all NaN.
+    column of -inf, a +inf or a NaN makes its own matrix all NaN from the second round on.
     Raises TypeError or ValueError for other logits, and unless `iters` is 0, 1, 2, ...
     """
     check_arguments(logits, iters)

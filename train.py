@@ -50,13 +50,13 @@ class Command(NamedTuple):
 def parse(argv=None):
     """The Command of a command line. Raises InputError for flags that contradict one another."""
     first = terminal.Parser(add_help=False)
-    first.add_argument('--size', default='nano', help='preset, one of ' + ' '.join(configs.SIZES))
-    size = first.parse_known_args(argv)[0].size
+    first.add_argument('--size', default=argparse.SUPPRESS,
+                       help=f'preset, one of {" ".join(configs.SIZES)} [nano]')
+    size = getattr(first.parse_known_args(argv)[0], 'size', 'nano')
     parser = terminal.Parser(description=__doc__, parents=[first])
     parser.add(configs.model(size), f'model ({size})')
     parser.add(configs.recipe(size), f'recipe ({size})')
     parser.add(configs.run(size), 'run')
-    parser.set_defaults(size=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     model = configs.override(configs.model(size, network=getattr(args, 'network', 'aotpot')), args)
     recipe = configs.override(configs.recipe(size), args)
@@ -127,11 +127,10 @@ def announce_shape(before, now, datasets, processes):
     if now.normalize and not before.normalize:
         flags.append('--normalize')
     if flags:
-        processes.print(f'the network takes the shape of the data: {" ".join(flags)}')
-    for grid in {dataset.space for dataset in datasets}:
-        if now.resolution != grid and any(size % now.patch for size in grid):
-            processes.print(f'fields of {show(grid)} are interpolated to {show(now.resolution)}, '
-                            f'whole patches of {now.patch} points')
+        processes.print(f'on these data the network has {" ".join(flags)}')
+    for grid in sorted({dataset.space for dataset in datasets} - {now.resolution}):
+        processes.print(f'fields of {show(grid)} are interpolated to {show(now.resolution)}, '
+                        f'whole patches of {now.patch} points')
 
 
 def open_splits(run, config, rows=None):
@@ -175,6 +174,8 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     new one starts. Both are of `load_file`; their tensors are let go.
     """
     config, recipe, run, given, _, tune = command
+    if run.threads:                                                     # of each process
+        torch.set_num_threads(run.threads)
     frozen = bool(tune) and not tune['from_scratch']                    # as are the routers then
     for name, known in ('loss', LOSSES), ('optimizer', OPTIMIZERS):
         chosen = getattr(recipe, name)
@@ -188,18 +189,18 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     headers = {name: data.read_headers(Path(run.data, name)) for name in run.datasets}
     for dataset in splits['train']:
         before = saved.get('data', {}).get(dataset.name, {}).get('train', {})
-        named = before.get('source') and dataset.header['source']
+        # the source of files of one's own is their names, which others have, too
+        named = 'layout' not in before and before.get('source') and dataset.header['source']
         same = resumed or named and not data.difference(dataset.header, before, '', '')[0]
         if 'units' in before and same:                  # weights know these data by their numbers
-            known = data.Units.read(before)
-            if resumed and not dataset.units.close_to(known):
-                raise InputError(f'--resume: {dataset.path} has other values than in the run; '
-                                 f'restore it, or choose another --out')
-            dataset.units = known
-        elif 'units' in before and config.normalize:
+            dataset.units = data.Units.read(before)
+        elif 'units' in before and config.normalize and saved['config']['model'].get('normalize'):
             processes.print(f'{dataset.name}: fields are divided by the numbers of {dataset.path}, '
                             f'not by those of the earlier training')
         headers[dataset.name]['train']['units'] = dataset.units.header()
+    for split, datasets in splits.items():
+        for dataset in datasets:
+            headers[dataset.name][split]['checksum'] = dataset.checksum()
     if resumed:
         runs.require_same_data(resumed['data'], headers, run.data)
     sampling = sampling_weights(run.datasets, recipe)
@@ -220,8 +221,14 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     model = build(config, run.form, headers).to(processes.device)
     announce(model, windows, sampling, command, processes)
     if pretrained:
+        before = {name: headers['train'] for name, headers in pretrained['data'].items()}
+        for dataset in splits['train']:
+            for _, words in evaluate.unlike(dataset, before, pretrained['path']):
+                terminal.warn(words)
         processes.print(start_from(model, pretrained))
-    own_maps = '', 'learned', pretrained and pretrained['config']['model'].get('channel_maps')
+    before = pretrained['config']['model'] if pretrained else {}
+    same = before.get('channels') == config.channels
+    own_maps = '', 'learned', same and before.get('channel_maps')
     if not resumed and config.channel_maps not in own_maps:
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
     if frozen:
@@ -397,6 +404,7 @@ def run_to_the_end(training, processes):
     """Train, and print the errors on the test data. Returns the exit code."""
     command, splits, windows, model, _, progress, metadata = training
     _, recipe, run, *_ = command
+    samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     if progress.step == 0:
         runs.save(training, processes)
     if processes.rank == 0:
@@ -404,7 +412,6 @@ def run_to_the_end(training, processes):
         files.write_text(Path(run.out, 'config.json'), json.dumps(settings, indent=1))
     log = runs.Log(Path(run.out, 'log.jsonl'), progress.step, recipe, processes)
     started = time.perf_counter()
-    samples = data.samples_per_pass(recipe.batch_size, processes.world_size, run.accumulate)
     if processes.device.type == 'cpu':
         with autocast(run.dtype, processes.device):
             processes.print(memory.forecast(model.eval(), samples, run.accumulate))
@@ -448,7 +455,6 @@ def main():
         elif command.run.init_from:
             pretrained = load_file(command.run.init_from)
         command = command._replace(run=with_data(command.run, command.size, processes))
-        distributed.set_threads(command.run.threads)
         if not resumed:
             command = fitted(command, processes)
         splits = open_splits(command.run, command.model)

@@ -107,7 +107,7 @@ def optimizer_steps(kind, args, config, device):
         if name in of_torch:
             optimizer = torch.optim.Muon(matrices, lr=1e-3)
         elif name == 'muon, 2-D':
-            optimizer = Muon({'matrix': matrices}, [], lr=1e-3)
+            optimizer = Muon({'matrix': matrices}, [], lr=1e-3, half=args.dtype == 'bf16')
         else:
             recipe = configs.recipe(args.size, optimizer=name)
             optimizer = optimizer_of(model, recipe, device, args.dtype)

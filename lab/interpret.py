@@ -98,8 +98,8 @@ def classify(T, datasets, unseen=()):
         name = dataset.name
         values = T[name].flatten(1)
         if min(len(values), dataset.count) < 2:
-            raise InputError(f'--datasets: {name} has one trajectory; '
-                             'it needs one for the mean and one to classify')
+            raise InputError(f'--samples {len(values)}: {name} has {dataset.count} trajectories; it '
+                             f'needs one for the mean and one to classify')
         places = evenly_spaced_inputs(dataset, len(values))
         odd = torch.tensor([trajectory % 2 for trajectory, _ in places])
         if name.startswith(('ns2d_fno_', 'ns2d_pdb_')) and name not in unseen:
@@ -158,10 +158,10 @@ def main():
     if args.probe:
         table, report['probe'] = classify(T, datasets, args.unseen)
         processes.print('\n'.join(table))
-        if args.figures:
-            from lab import figures
-            figure = figures.plot_mappings(d, T)
-            figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
+    if args.figures:
+        from lab import figures
+        figure = figures.plot_mappings(d, T)
+        figures.save_figure(args.figures, f'kernels_{trained.name}', figure)
     evaluate.finish(args, processes, trained, report)
 
 

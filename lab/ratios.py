@@ -16,6 +16,7 @@ import numpy as np
 
 from lab.reproduce import DIVERGED, MEAN
 from runtime import files, terminal
+from sources.own import library
 
 COMPARISONS = {                 # {study: [(a row, that below the line)]}
     'contrasts': [
@@ -46,7 +47,7 @@ def ratio_of(errors, others, rows):
     gap = np.log(list(errors.values())).mean() - np.log(list(others.values())).mean()
     if not freedom:
         return f'{math.exp(gap):.3f}'
-    from scipy import stats  # the only use of SciPy here
+    stats = library('the intervals', 'scipy.stats')
     variance = sum(((logs - logs.mean()) ** 2).sum() for logs in logarithms) / freedom
     half = stats.t.ppf(0.975, freedom) * math.sqrt(variance * (1 / len(errors) + 1 / len(others)))
     return f'{math.exp(gap):.3f} [{math.exp(gap - half):.3f}, {math.exp(gap + half):.3f}]'

@@ -127,7 +127,9 @@ def after_step(model):
 
 
 def freeze_routers(model):
-    """Fine-tune as MoE-POT: routers and W stay as they are, in evaluation mode, and tau is 1/2."""
+    """Fine-tune as MoE-POT: routers and W stay as they are, with their BatchNorm in evaluation mode,
+    and tau is 1/2.
+    """
     for layer in expert_layers(model):
         layer.features.requires_grad_(False)
         layer.router.requires_grad_(False).train()

@@ -56,7 +56,7 @@ class Muon(torch.optim.AdamW):
     def __init__(self, matrices, rest, ratio=1.0, momentum=0.95, half=False, **settings):
         groups = [{'params': rest, 'form': '', 'ratio': 1.0}]
         groups += [{'params': parameters, 'form': form, 'ratio': ratio, 'momentum': momentum}
-                   for form, parameters in matrices.items() if parameters]
+                   for form, parameters in matrices.items()]
         super().__init__([group for group in groups if group['params']], **settings)
         self.half = half
         for group in self.param_groups:

@@ -101,7 +101,7 @@ def start_from(model, source):
 
     A position embedding of another grid is interpolated. Embedding and readout stay fresh as a
     whole if channels, patch or dimension differ (paper, parameter-informed setting). InputError:
-    another kind of network, or weights of dimensionless fields for raw ones.
+    another kind of network, weights of dimensionless fields for raw ones, or another --change.
     """
     path = source['path']
     state = source['model']

@@ -94,12 +94,6 @@ def setup(name='auto', settings=None):
     return processes
 
 
-def set_threads(count):
-    """Compute with so many threads, --threads; 0: as PyTorch chooses."""
-    if count:
-        torch.set_num_threads(count)
-
-
 def require_same(settings, processes):
     """Raise InputError for the first of {flag: value} that is not the same in all processes."""
     hashes = torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()])

@@ -56,4 +56,6 @@ def forecast(model, samples, parts):
     fitting = [n for n in range(1, samples + 1)
                if samples % n == 0 and fixed + each * samples / n < free]
     advice = f'--accumulate {parts * fitting[0]} fits' if fitting else 'take a smaller --size'
+    if fitting and model.config.experts:                        # whose BatchNorm needs whole batches
+        advice = f'--batch_size {samples // fitting[0]} for each process fits'
     return f'{line}; {advice}, or the system may end the run without a word'

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
+import configs
 from configs import InputError, ModelConfig, RunConfig, TrainConfig, show
 from runtime import checkpoint, distributed, files
 
-FORMAT = 1          # of last.pt; a change of what it holds gets another number
+FORMAT = 2          # of last.pt; a change of what it holds gets another number
 # flags that a resumed run may change: those of the machine, which the command always sets, and
 # others that change no step of the training; its datasets are compared with their files
 OF_THE_MACHINE = {'out', 'device', 'compile', 'resume'}
@@ -61,6 +62,10 @@ def taken_over(command, saved):
     Raises InputError for a flag that the command gives and that differs, but for MAY_DIFFER.
     """
     settings = saved['config']
+    scripts = 'train.py', 'finetune.py'
+    if bool(settings['finetune']) != bool(command.tune):
+        raise InputError(f'--out {command.run.out}: the run to resume is of '
+                         f'{scripts[bool(settings["finetune"])]}; repeat its command')
     now = flat(settings_of(command))
     before = flat(settings)
     for name in sorted(command.given - MAY_DIFFER):
@@ -69,6 +74,9 @@ def taken_over(command, saved):
             raise InputError(f'--{name} {asked}: the run to resume has {its or "none"}; repeat its '
                              f'command, or {INSTEAD}')
     kept = {name: now[name] for name in OF_THE_MACHINE | MAY_DIFFER & command.given}
+    if command.size and 'compile' not in command.given:         # whose default is that of its size
+        cuda = distributed.choose_device(command.run.device).type == 'cuda'
+        kept['compile'] = configs.run(settings['size'], cuda).compile
     return command._replace(
         size=settings['size'], model=ModelConfig(**settings['model']), tune=settings['finetune'],
         recipe=TrainConfig(**settings['train']), run=RunConfig(**{**settings['run'], **kept}))

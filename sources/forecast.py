@@ -37,11 +37,13 @@ def frames_of(sources, header, last, uneven=False):
         for piece, n in runs.items]).astype(np.float32)
     gaps = np.zeros(u.shape[2:], bool)
     if [*header['channels'][u.shape[-1]:]] == ['mask']:             # sources.prepare has added it
-        means = np.ma.masked_invalid(u).mean(tuple(range(u.ndim - 1))).filled(np.nan)
         gaps = np.isnan(u[0, 0])
+        gaps &= ~gaps.all(tuple(range(gaps.ndim - 1)))
+        require(np.isnan(u[:, :, gaps]).all(), f'{shown}: frames or files have different gaps; name '
+                                               f'those with the same')
         if not gaps.any():
             warn(f'{shown}: has no gaps, but the dataset has')
-        u = fill(u, gaps, means)
+        u = fill(u, gaps, np.array(header['units']['mean'][0][:-1]))    # as in the training
         gaps = np.insert(gaps, gaps.shape[-1], False, -1)           # the mask has none
     channels = len(header['channels'])
     require(u.shape[-1] == channels, f'{shown}: {u.shape[-1]} channels, and {channels} in the '
@@ -111,8 +113,11 @@ def write_forecast(path, u, header):
         parts = {several[0] if len(several) == 1 else 'u': u}
     arrays = {name: np.einsum(f'{order}->{axes}', part) for name, part in parts.items()}
     dt = header['dt'] or 1.0
-    times = dt * np.arange(1, u.shape[1] + 1)                       # since the last frame given
+    times = dt * np.arange(1, u.shape[1] + 1)
     timed = {'time': times, **arrays}
+    units = {what.removeprefix('unit of '): unit for what, unit in said_by(header).items()}
+    about = {name: {'units': units[name]} for name in arrays if name in units}
+    about['time'] = {'long_name': 'time since the last frame given'}
     called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said_by(header).items()
                       if what.startswith('axis of ') and axis in 'XYZ'}
     with files.replacing(path) as new:
@@ -130,4 +135,6 @@ def write_forecast(path, u, header):
                     file.createDimension(called[axis], size)
                 for name, values in timed.items():
                     along = [called[axis] for axis in (axes if values.ndim > 1 else 'T')]
-                    file.createVariable(name, values.dtype, along)[:] = values
+                    variable = file.createVariable(name, values.dtype, along)
+                    variable[:] = values
+                    variable.setncatts(about.get(name, {}))

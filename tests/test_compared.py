@@ -32,7 +32,8 @@ def trained(tmp_path):
     ('wave', {**WAVE, 'source': 'Poseidon'}, 0, 'wave/test.h5 has the source Poseidon, but'),
     ('wave', {**WAVE, 'source': SOLVER.replace('2', '3')}, 0, 'wave/test.h5 has the source '),
     ('wave', {**WAVE, 'source': SOLVER.replace('0 grid 64', '7 grid 32')}, 0, ''),
-    ('wave', WAVE, 0, ''), ('new', dict(dt=0.1), 0, 'new/test.h5 has the dt 0.1, but ')])
+    ('wave', WAVE, 0, ''), ('wave', {**WAVE, 'dt': 0.3 + 1e-9}, 0, ''),
+    ('new', dict(dt=0.1), 0, 'new/test.h5 has the dt 0.1, but ')])
 def test_data_unlike_those_of_the_training_are_refused_or_scored_with_a_line(
         trained, tmp_path, call, name, attributes, expected, words):
     values = travelling(3, 8, 16, 3, 0.4)
@@ -53,6 +54,9 @@ def test_a_longer_reference_of_ours_is_not_put_beside_other_data(trained, tmp_pa
     words = 'has the source FNO, ns_V1e-3.mat, but our solver has generate.py'
     error, _ = refused(flags, words, evaluate, lines=None)
     assert 'try --rollout 5' in error and not [*tmp_path.glob('*/rollout*')]
+    write(tmp_path, name, travelling(3, 8, 16, 1, 0.4), 'test', **{**attributes, 'source': ''})
+    refused(flags, 'no solver of ours makes longer ones; try --rollout 5', evaluate, lines=None)
+    assert not [*tmp_path.glob('*/rollout*')]
     assert generate.plan(name).attributes()['source'].startswith('generate.py')
 
 
@@ -67,11 +71,13 @@ def test_data_without_a_training_get_the_numbers_of_their_own_training_file(tmp_
     assert f'{tmp_path}/new/train.h5' in capsys.readouterr().err
 
 
-def test_fine_tuning_keeps_the_units_of_the_training_and_says_what_differs(tmp_path, call):
-    def write_own(folder, scale, **attributes):
+@pytest.mark.parametrize('layout', [{}, dict(layout='NTXYC', variables=['data'])])
+def test_fine_tuning_keeps_the_units_of_the_training_and_says_what_differs(tmp_path, call, layout):
+    """Files of one's own, which have a layout, often have the names of others."""
+    def write_own(folder, scale, name='own', **attributes):
         for split in 'train', 'test':
             u = scale * travelling(4, 8, 16, 1, 0.4)
-            write(tmp_path / folder, 'own', u, split, **attributes)
+            write(tmp_path / folder, name, u, split, **attributes, **layout)
     write_own('data', 1, source=SOLVER, dt=0.1)
     run = tmp_path / 'run'
     assert call(command(tmp_path / 'data', run, '--normalize', steps=1)[1:])[0] == 0
@@ -86,19 +92,29 @@ def test_fine_tuning_keeps_the_units_of_the_training_and_says_what_differs(tmp_p
         assert code == 0 and ('but the training of ' in error) == bool(what), error
         assert not what or f'own/train.h5 has the {what} ' in error
         kept = evaluate.load(tuned).data['own']['train']['units'] == before
-        assert kept == (folder == 'same'), folder
+        assert kept == (folder == 'same' and not layout), folder
+    write_own('data', 1, 'new', dt=0.5)
+    flags = ['--checkpoint', run, '--dataset', 'new', '--steps', 1, '--device', 'cpu']
+    code, error, _ = call([*flags, '--data', tmp_path / 'data', '--out', tmp_path / 'tuned'], finetune)
+    assert code == 0 and 'new/train.h5 has the dt 0.5, but the training of ' in error
 
 
-def test_frames_of_other_proportions_or_another_mean_are_a_line(trained, capsys):
+def test_frames_of_other_proportions_or_another_size_are_a_line(trained, tmp_path, capsys):
     units = data.Units(torch.tensor(2 * [[0., 0, 3]]), torch.ones(2, 3), torch.zeros(3)).header()
     model = evaluate.load(trained(shape=[9, 9, 16, 16, 3], units=units))
     for grid, offset, words in (
             ((16, 16), 0, ''), ((8, 8), 0, ''),
             ((16, 12), 0, 'the grid 16x12 has other proportions'),
-            ((16, 16), 40, 'the mean of u is 40, and in the training 0 with a deviation of 1')):
+            ((16, 16), 40, 'u has the mean 40 and the deviation 0, and in the training 0 and 1')):
         evaluate.rollout(model, np.zeros((2, 3, *grid, 3)) + [offset, 0, 3], 2, 'wave')
         said = capsys.readouterr().err
         assert words in said and bool(said) == bool(words)
+    in_cm = 100 * np.random.default_rng(0).standard_normal((2, 9, 16, 16, 3)) * [1, 0, 0] + [0, 0, 3]
+    evaluate.rollout(model, in_cm, 2, 'wave')
+    assert ' the deviation 99, and in the training 0 and 1\n' in capsys.readouterr().err
+    write(tmp_path, 'wave', in_cm, 'test', **WAVE)
+    evaluate.open_dataset(Namespace(model=model, path='x'), tmp_path, 'wave')
+    assert f'{tmp_path}/wave/test.h5: u has the mean' in capsys.readouterr().err
 
 
 def test_a_forecast_keeps_gaps_and_dt_of_its_file_and_refuses_another_order_of_channels(tmp_path, call, refused):

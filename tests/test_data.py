@@ -255,6 +255,29 @@ def test_all_splits_are_compared(tmp_path):
         write(tmp_path, split=split, **{'dt': dt} if dt else {})
     with pytest.raises(InputError, match='test.h5 has the dt 0.3, but train.h5 has 0.1'):
         data.read_headers(tmp_path / 'own')
+    write(tmp_path, split='test', dt=float(np.float32(0.1)))
+    numbered = data.read_headers(tmp_path / 'own')['train']
+    for channels, what in (['u', 'v'], ''), (['0'], 'channels'), (['u', 'v', 'w'], 'channels'):
+        assert data.difference(numbered, {**numbered, 'channels': channels}, '', '')[0] == what
+
+
+@pytest.mark.parametrize('attributes, words', [
+    ({'channels': 'u'}, r"train.h5: channels \['u'\]: expected 2 different names"),
+    ({'dt': -1}, 'dt -1.0: expected'), ({'static': 'c'}, r"static \['c'\]: expected")])
+def test_a_file_that_could_not_be_read_is_not_begun(tmp_path, attributes, words):
+    path = tmp_path / 'train.h5'
+    with pytest.raises(InputError, match=words), data.writer(path, (3, 8, 4, 6, 2), **attributes):
+        pass
+    assert not [*tmp_path.iterdir()]
+
+
+def test_pairs_of_frames_are_a_steady_problem_unless_the_test_is_longer(tmp_path):
+    for frames, steady in (2, True), (8, False):
+        write(tmp_path, values=normal(20, 2, 8, 8, 1) * np.array([1, 3]).reshape(2, 1, 1, 1))
+        write(tmp_path, values=normal(3, frames, 8, 8, 1), split='test')
+        train = opened(tmp_path, T=1)
+        assert train.steady == steady
+        assert torch.equal(*train.units.deviation) == (not steady)
 
 
 def test_find_names_the_flag_and_the_nearest_dataset(tmp_path):
@@ -277,7 +300,6 @@ def test_the_units_of_a_dataset_are_its_mean_and_the_deviation_within_its_window
     u[..., 3] = np.arange(40).reshape(40, 1, 1, 1)                  # a number of each run
     write(tmp_path, values=u, static=None)
     units = opened(tmp_path, T=5).units
-    assert units.close_to(units) and not data.Units.none(2).close_to(data.Units.none(3))
     deviations = [0.1, 2, 1, np.arange(40).std()]                # a channel that never varies has 1
     for found, expected in (units.mean, [P, -1, 7, 19.5]), (units.deviation, deviations):
         assert torch.equal(found[0], found[1])

@@ -18,6 +18,7 @@ import evaluate
 import helpers
 from conftest import ROOT
 from helpers import CPU, read, save, slow_rollout, small_model, trajectories, travelling, write
+from sources import generate
 
 
 def slow_score(model, test):
@@ -160,7 +161,8 @@ def test_a_long_rollout_goes_as_far_as_there_are_data(model, checkpoint, folder,
 
 def test_a_long_rollout_makes_its_reference_once_with_the_same_dt(model, folder, call, refused):
     name = evaluate.LONG
-    write(folder, name, travelling(3, 7, 16, 1, 0.4), 'test', dt=0.5)
+    source = generate.plan(name).attributes()['source']
+    write(folder, name, travelling(3, 7, 16, 1, 0.4), 'test', dt=0.5, source=source)
     path = save(model, folder, 'small/last.pt', datasets=('own', name))
     flags = ['--checkpoint', path, '--samples', '2', '--device', 'cpu', '--rollout']
     code, error, first = call([*flags, '22', '--json', folder / 'long.json'], evaluate)
@@ -259,6 +261,27 @@ def test_frames_without_a_name_have_the_units_that_all_fitting_datasets_share(ca
         unnamed, named = (evaluate.rollout(model, frames, 2, dataset) for dataset in ('', 'a'))
         assert torch.equal(unnamed, named) == (second == 2)
         assert ('by themselves' in capsys.readouterr().err) == (second == 4)
+
+
+@pytest.mark.parametrize('shape, T, expected', [
+    ((4, 3, 16, 1), 3, (4, 2, 16, 1)), ((3, 16, 1), 3, (1, 2, 16, 1)), ((3, 1, 16, 1), 3, (1, 2, 1, 16, 1)),
+    ((4, 3, 1, 16, 1), 3, (4, 2, 1, 16, 1)), ((4, 1, 16, 1), 1, (4, 2, 16, 1))])
+def test_frames_along_a_line_need_no_second_axis_of_space(shape, T, expected):
+    """Also where the training had another dataset in the plane."""
+    model = small_model(frames=T)
+    model.data = {name: {'train': dict(channels=['u'], static=[], shape=[9, 9, *space, 1])}
+                  for name, space in (('line', (1, 16)), ('plane', (16, 16)))}
+    assert evaluate.rollout(model, torch.rand(shape), 2, 'line').shape == expected
+
+
+def test_nothing_follows_the_solution_of_a_steady_problem():
+    model = small_model(frames=1, normalize=True)
+    units = data.Units(torch.zeros(2, 1), torch.tensor([[1.], [3.]]), torch.zeros(1)).header()
+    units['mean'][1] = [2.0]
+    model.data = {'heat': {'train': dict(channels=['u'], static=[], shape=[9, 2, 16, 16, 1], units=units)}}
+    assert evaluate.rollout(model, torch.rand(3, 1, 16, 16, 1), 1).shape == (3, 1, 16, 16, 1)
+    with pytest.raises(configs.InputError, match='2 steps: the input of a steady problem is another'):
+        evaluate.rollout(model, torch.rand(3, 1, 16, 16, 1), 2)
 
 
 def test_data_with_the_channels_of_the_training_in_another_order_are_refused(model, folder, call):

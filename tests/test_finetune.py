@@ -160,19 +160,20 @@ def test_aot_warm_started_from_dpot_shares_its_layers(tune, folder, tmp_path, ca
 
 def test_the_network_takes_the_shape_of_data_that_are_not_the_papers(tune, tmp_path, call):
     printed, last = tune('short', '--steps', 1)
-    assert ' the shape of the data: --resolution 12x20 --frames 2 --normalize\n' in printed
+    assert 'on these data the network has --resolution 12x20 --frames 2 --normalize\n' in printed
     config = last['config']['model']
     assert (config['resolution'], config['frames'], config['channels']) == ((12, 20), 2, 4)
     code, error, printed = call(['--checkpoint', tmp_path / 'out'], evaluate)
     assert code == 0 and 'short' in printed and 'many' not in printed, error
 
 
-def test_a_fine_tuning_goes_on_with_its_samples_and_seed(tune, tmp_path, monkeypatch):
+def test_a_fine_tuning_goes_on_with_its_samples_and_seed(tune, tmp_path, monkeypatch, refused):
     flags = '--steps', 6, '--save_every', 6, '--samples', 8, '--seed', 3
     _, whole = tune('new', *flags)
     with monkeypatch.context() as patch:
         at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
         tune('new', *flags, out=tmp_path / 'broken', expected=128 + signal.SIGTERM)
+    refused(['--out', tmp_path / 'broken', '--resume'], 'the run to resume is of finetune.py')
     _, broken = tune('new', '--resume', out=tmp_path / 'broken')
     assert broken['step'] == 6
     assert all(same(broken[key], whole[key]) for key in ('model', 'optimizer'))

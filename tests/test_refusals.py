@@ -46,6 +46,7 @@ COMMANDS = [
     (train, 'RUN --init_from pre --change', 'pre/last.pt: these weights were trained with --no-change'),
     (train, 'RUN --device cuda:77', '--device cuda:77: not available'),
     (train, 'RUN --experts 4 --accumulate 2', '--experts: the BatchNorm in the router needs'),
+    (train, 'RUN --batch_size 3 --accumulate 2', '--batch_size 3 is not divisible by 1 processes x'),
     (train, 'RUN --residual plain --streams 8', '--streams 8: the network plain has no such'),
     (finetune, '--data tune --out target', '--checkpoint'),
     (finetune, 'TUNE --dataset new --samples 41', '--samples 41: the training split has only 40'),

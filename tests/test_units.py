@@ -189,11 +189,12 @@ def test_data_that_a_network_does_not_know_get_the_units_of_their_own_training_f
     np.testing.assert_allclose([float(row[4]), float(row[7])], plain, rtol=0.02)
 
 
-@pytest.mark.parametrize('size, grid, words', [((16, 16), '16x16', ''), (
-    (20, 30), '20x32', 'fields of 20x30 are interpolated to 20x32, whole patches of 4 points')])
-def test_ones_own_data_are_dimensionless_on_their_own_grid(tmp_path, call, size, grid, words):
+@pytest.mark.parametrize('size, grid, flags, words', [((16, 16), '16x16', [], ''), (
+    (20, 30), '20x32', [], 'fields of 20x30 are interpolated to 20x32, whole patches of 4 points'), (
+    (16, 16), '8x8', ['--resolution', 8], 'fields of 16x16 are interpolated to 8x8, whole')])
+def test_ones_own_data_are_dimensionless_on_their_own_grid(tmp_path, call, size, grid, flags, words):
     pair(tmp_path / 'data', 'mine', np.random.default_rng(0).standard_normal((4, 6, *size, 1)))
-    flags = [*HERE, *'--size tiny --width 32 --mlp 32 --depth 1 --patch 4 --steps 1'.split()]
+    flags = [*HERE, *'--size tiny --width 32 --mlp 32 --depth 1 --patch 4 --steps 1'.split(), *flags]
     code, error, printed = call([*flags, '--data', tmp_path / 'data', '--out', tmp_path / 'out'])
     assert code == 0 and f', {grid} grid' in printed, error
     assert '--normalize' in printed and words in printed

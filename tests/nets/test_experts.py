@@ -136,6 +136,7 @@ def test_fine_tuning_leaves_routers_and_features_as_they_are(folder, tmp_path, c
     saved = state(tmp_path / 'tuned')
     after, frozen = saved['model'], [name for name in before if '.router.' in name or '.features.' in name]
     assert saved['config']['train']['balance'] == 0 and len(frozen) == 2 + 10 + 10 + 1
+    assert finetune.recipe_for(configs.FinetuneConfig(from_scratch=True), saved['config'], 9).balance == 0.1
     for name in before:         # in the first sub-layer the streams are equal: a and T have no gradient but rounding
         if not re.fullmatch(r'layers\.0\.aot1\.mappings\..*_[aT]', name):
             assert torch.equal(after[name], before[name]) == (name in frozen and 'tau' not in name), name

@@ -10,7 +10,7 @@ from runtime import memory
 
 class Two(torch.nn.Module):
     """Layers of 8 and 4 outputs, 72 + 36 numbers; a pass keeps the 8 inputs and the 8 values between them."""
-    config = SimpleNamespace(frames=2, resolution=(2, 2), channels=1)
+    config = SimpleNamespace(frames=2, resolution=(2, 2), channels=1, experts=0)
 
     def __init__(self):
         super().__init__()
@@ -32,6 +32,9 @@ def test_where_a_step_does_not_fit_the_accumulation_that_fits_is_named(free, wor
     line = memory.forecast(Two(), 20, 2)
     assert line.startswith('memory: about 3e-06 GB for a step, ') and words in line
     assert ('--accumulate' in words) == ('--accumulate' in line)
+    model = Two()
+    model.config = SimpleNamespace(**{**vars(Two.config), 'experts': 4})        # they need whole batches
+    assert ('; --batch_size 10 for each process fits' in memory.forecast(model, 20, 2)) == ('--acc' in words)
 
 
 def test_a_forecast_changes_nothing_in_a_network():

@@ -113,17 +113,17 @@ def test_a_command_that_differs_from_that_of_the_run_is_refused(flags, words, be
 
 @pytest.mark.parametrize('attributes, split', [
     ({'t_test': 3}, 'test'), ({'source': 'x'}, 'test'), ({'channels': ('v', 'u', 'c')}, 'test'),
-    ({'N': 7}, 'train'), ({'valid': 2}, 'valid'), ({'above': 0.1}, 'train')])
+    ({'N': 7}, 'train'), ({'valid': 2}, 'valid'), ({'above': 'train'}, 'train'), ({'above': 'test'}, 'test')])
 def test_data_that_are_not_those_of_the_run_are_refused(attributes, split, begun, folder, refused):
     attributes = dict(channels=('u', 'v', 'c'), static=('c',), t_test=4) | attributes
     counts = {'train': attributes.pop('N', 6), 'test': 3, 'valid': attributes.pop('valid', 0)}
-    above = attributes.pop('above', 0)
+    above = attributes.pop('above', '')
     for name in filter(counts.get, counts):
-        u = travelling(counts[name], 9, 16, 3, 0.4) + above
+        u = travelling(counts[name], 9, 16, 3, 0.4) + 0.1 * (name == above)
         u[..., 2] = u[:, :1, ..., 2]
         write(folder, 'own', u, name, **attributes)
-    what = 'has other values than' if above else 'is not the file of the run, but has other fields'
-    refused(command(folder, begun, '--resume', steps=8)[1:], f'--resume: {folder}/own/{split}.h5 {what}')
+    words = f'--resume: {folder}/own/{split}.h5 is not the file of the run, but has other fields'
+    refused(command(folder, begun, '--resume', steps=8)[1:], words)
 
 
 def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun):
@@ -231,6 +231,7 @@ def test_what_a_command_does_not_give_is_that_of_the_run_but_for_the_machine(beg
     """Here none of its flags but --out, and another --log_every; it was compiled on a GPU."""
     saved = torch.load(begun / 'last.pt', weights_only=True)
     saved['config']['run'].update(compile='graphs', device='cuda')
+    saved['config']['size'] = 'mini'
     torch.save({**saved, 'step': 4, 'scored': 4}, begun / 'last.pt')
     code, error, printed = call(['--out', begun, '--resume', '--log_every', 2, '--device', 'cpu'])
     assert code == 0 and [int(step) for step in re.findall(r'step (\d)/8: loss', printed)] == [6, 8], error

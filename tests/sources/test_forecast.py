@@ -76,6 +76,7 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     flags = '--source', *tmp_path.glob('run*'), '--variables', 'nu', 'u', '--layout', 'TXY'
     header = header_of(call, tmp_path, *flags)
     assert header['channels'] == ['nu', 'u', 'mask'] and header['layout'] == 'TXY nu='
+    header['units'] = data.Trajectories(tmp_path / 'data', 'mine', 'train', 2, None).units.header()
     frames, _, gaps = forecast.frames_of([tmp_path / 'run3.npz'], header, 2)
     mask = np.ones((4, 3))
     mask[1, 1] = 0
@@ -85,10 +86,13 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     assert 'whole.npz: has no gaps, but the dataset has' in capsys.readouterr().err
     np.testing.assert_array_equal(frames[..., 0], np.full((1, 2, 4, 3), 3))
     np.testing.assert_array_equal(frames[0, ..., 2], np.stack([mask, mask]))
+    np.testing.assert_allclose(frames[0, :, 1, 1, 1], header['units']['mean'][0][1], err_msg='as in the training')
     np.testing.assert_array_equal(frames[0, ..., 1][:, mask > 0], VALUES[3, -2:, ..., 0][:, mask > 0])
     forecast.write_forecast(tmp_path / 'forecast.h5', frames, header)
     with h5py.File(tmp_path / 'forecast.h5') as file:
         assert {*file} == {'u', 'time'} and file['u'].shape == (2, 4, 3) and [*file.attrs['channels']] == ['u']
+    with pytest.raises(InputError, match='frames or files have different gaps'):
+        forecast.frames_of([tmp_path / 'run3.npz', tmp_path / 'whole.npz'], header, 2)
     np.savez(tmp_path / 'own.npz', u=VALUES[0, ..., 0], nu=np.nan)
     with pytest.raises(InputError, match='own.npz, trajectory 0, frame 5, channel 0, .* nan is not finite'):
         forecast.frames_of([tmp_path / 'own.npz'], header, 2)
