@@ -45,9 +45,6 @@ def frames_of(sources, header, last, uneven=False):
             warn(f'{shown}: has no gaps, but the dataset has')
         u = fill(u, gaps, np.array(header['units']['mean'][0][:-1]))    # as in the training
         gaps = np.insert(gaps, gaps.shape[-1], False, -1)           # the mask has none
-    channels = len(header['channels'])
-    require(u.shape[-1] == channels, f'{shown}: {u.shape[-1]} channels, and {channels} in the '
-                                     f'training')
     for (piece, n), trajectory in zip(runs.items, u):
         check_finite(trajectory, f'{piece}, trajectory {n}', piece.frames - last)
     compare(runs, header, shown, uneven)

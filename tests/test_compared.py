@@ -115,6 +115,9 @@ def test_frames_of_other_proportions_or_another_size_are_a_line(trained, tmp_pat
     write(tmp_path, 'wave', in_cm, 'test', **WAVE)
     evaluate.open_dataset(Namespace(model=model, path='x'), tmp_path, 'wave')
     assert f'{tmp_path}/wave/test.h5: u has the mean' in capsys.readouterr().err
+    model.data['wave']['train']['units']['own'] = [1, 1, 1]
+    evaluate.rollout(model, np.zeros((2, 3, 16, 16, 3)) + [40, 0, 3], 2, 'wave')
+    assert not capsys.readouterr().err, 'windows with units of their own may lie anywhere'
 
 
 def test_a_forecast_keeps_gaps_and_dt_of_its_file_and_refuses_another_order_of_channels(tmp_path, call, refused):
@@ -160,12 +163,14 @@ def test_a_forecast_goes_from_a_file_into_a_file_and_a_picture(tmp_path, call, r
     np.testing.assert_allclose(np.load(written), expected[0, ..., 0], rtol=1e-5, atol=1e-6)
     refused([*flags, '--write', written], f'{written}: this file is there', evaluate, lines=None)
     for power, words in (2, '--uneven takes them'), (1, 'is 1, in the training 0.1; --uneven'):
-        timed, again = tmp_path / f'{power}.npz', tmp_path / f'{power}.npy'
+        timed, again = tmp_path / f'{power}.npz', tmp_path / f'{power}.h5'
         np.savez(timed, new=runs[8], time=np.arange(10) ** power)
         other = [*flags, '--frames', timed, '--write', again]
         refused(other, words, evaluate, lines=None)
         assert call([*other, '--uneven'], evaluate)[0] == 0
-        np.testing.assert_array_equal(np.load(again), np.load(written))
+        with h5py.File(again) as file:
+            np.testing.assert_array_equal(file['0'], np.load(written))
+            np.testing.assert_allclose(file['time'], 0.1 * np.arange(1, 5))             # by --dt
     refused(flags, 'a forecast needs --frames FILE, --write FILE and', evaluate, lines=None)
     assert evaluate.load(model).data['mine']['train']['layout'] == 'TXY'
     pytest.importorskip('matplotlib', reason='the figures need it')

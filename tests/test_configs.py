@@ -21,6 +21,8 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     assert (recipe.beta1, recipe.beta2, recipe.weight_decay) == (0.8, 0.99, 0.1)
     assert (recipe.lr, recipe.batch_size, recipe.epochs) == (5e-4, 160, 1000)
     assert (run.datasets, run.compile, run.out) == (('a', 'b'), 'on', 'out/small')
+    weighted = configs.TrainConfig(sampling=('dr_pdb=5',))
+    assert train.sampling_weights(['dr_pdb', 'own', 'swe_pdb'], weighted) == [5, 1, 3]
     assert configs.recipe('nano').steps > 0 == train.parse(['--epochs', '3']).recipe.steps
     clips = {size: configs.recipe(size).grad_clip for size in configs.SIZES}
     assert clips == dict.fromkeys(configs.SIZES, 10_000) | {'nano': 1, 'mini': 1}

@@ -146,7 +146,7 @@ def test_a_kill_at_any_moment_leaves_the_old_dataset_or_the_new_one(tmp_path, ol
         rest = [file for new in folder.glob('.new-*') for file in splits_of(new)]
         assert states[-1] == before or {*states[-1], *rest} >= after, (step, states[-1], rest)
         write(new, 'new')
-        assert splits_of(folder) == after, step
+        assert splits_of(folder) == after and not [*folder.glob('.new-*')], step
     assert not killed and before in states and states[-1] == after and len({*map(str, states)}) > 2
     assert sorted(os.listdir(folder)) == sorted(['lock', *(f'{split}.h5' for split in new)])
 
@@ -255,6 +255,13 @@ def test_all_splits_are_compared(tmp_path):
         write(tmp_path, split=split, **{'dt': dt} if dt else {})
     with pytest.raises(InputError, match='test.h5 has the dt 0.3, but train.h5 has 0.1'):
         data.read_headers(tmp_path / 'own')
+    write(tmp_path, split='train', channels=('u', 'v'), source='a', dt=0.3)
+    assert len(data.read_headers(tmp_path / 'own')) == 3, 'a file without names has any'
+    shapes = {'train': (3, 8, 4, 6, 2)}
+    assert data.splits_to_write(tmp_path / 'own', shapes, dict(source='a', dt=0.3)) == []
+    with pytest.raises(InputError, match='train.h5: exists with'):
+        data.splits_to_write(tmp_path / 'own', shapes, dict(source='a', dt=0.1))
+    write(tmp_path, dt=0.1)
     write(tmp_path, split='test', dt=float(np.float32(0.1)))
     numbered = data.read_headers(tmp_path / 'own')['train']
     for channels, what in (['u', 'v'], ''), (['0'], 'channels'), (['u', 'v', 'w'], 'channels'):
@@ -304,19 +311,26 @@ def test_the_units_of_a_dataset_are_its_mean_and_the_deviation_within_its_window
     for found, expected in (units.mean, [P, -1, 7, 19.5]), (units.deviation, deviations):
         assert torch.equal(found[0], found[1])
         torch.testing.assert_close(found[0], torch.tensor(expected).float(), rtol=0.03, atol=0)
+    late = np.ones((256, 9, 2, 2, 1)) * (np.arange(256) > 127).reshape(256, 1, 1, 1, 1)
+    late = late * np.arange(9).reshape(9, 1, 1, 1)
+    write(tmp_path, 'late', late)
+    assert opened(tmp_path, 'late', T=1).units.mean[0, 0] == pytest.approx(late.mean(), rel=0.1)
 
 
 @pytest.mark.parametrize('differ, own', [
-    ('size', 1), ('mean', 1), ('a little', 0), ('one of three', 0), ('rest', 0)])
+    ('size', 1), ('mean', 1), ('a little', 0), ('one of three', 0), ('rest', 0), ('steady', 0)])
 def test_windows_that_differ_by_more_than_they_vary_get_units_of_their_own(tmp_path, differ, own):
     random = np.random.default_rng(0)
     u = random.standard_normal((60, 6, 8, 8, 3))
     factor = np.exp(random.standard_normal((60, 1, 1, 1, 1)))
     rest = (np.arange(6) > 2).reshape(6, 1, 1, 1) | (np.arange(3) < 2)
     u = {'size': u * factor ** 2, 'mean': u + 5 * factor, 'a little': u * factor ** 0.3,
-         'one of three': u * factor ** [2, 0, 0], 'rest': u * rest}[differ]
+         'one of three': u * factor ** [2, 0, 0], 'rest': u * rest,
+         'steady': (u * factor ** 2)[:, :2]}[differ]
     write(tmp_path, values=u)
-    assert opened(tmp_path, T=5).units.own.tolist() == 3 * [own]
+    assert opened(tmp_path, T=u.shape[1] - 1).units.own.tolist() == 3 * [own]
+    v, condition = data.standardize(torch.full((1, 3, 2, 2, 1), 7.0), 2, torch.ones(1))
+    assert not v.any() and condition[0, 1] == data.AT_REST
 
 
 WEIGHTS = 1, 3, 1
@@ -417,7 +431,7 @@ def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture,
     mixture = mixture[:None if C == 3 else 1]             # 2: nothing is padded or put side by side
     scale = torch.tensor([2.0, 4.0])
     for k, item in enumerate(mixture):
-        means = torch.full((2, 2), 7.0 * k)
+        means = torch.tensor([[7.0 * k], [7 * k + 1]]).expand(2, 2)     # of the input, of the next frame
         item.units = data.Units(means, scale.expand(2, 2), torch.full((2,), own))
     windows = windows_of(mixture, C, WEIGHTS[:len(mixture)], normalize=True)
     stored = windows[range(20)]
@@ -425,7 +439,7 @@ def test_a_batch_is_dimensionless_and_its_condition_says_what_was_taken(mixture,
     ks = sorted(draw[0] for draw in map(windows.draw, range(20)))
     rows = *batch.windows, ks, batch.condition, batch.floor, torch.cat(stored.windows)
     for u, k, condition, floor, raw in zip(*rows, strict=True):
-        expected = (raw - 7 * k) / scale
+        expected = (raw - (7 * k + (torch.arange(5) == 4).float().view(5, 1, 1, 1))) / scale
         mean, deviation = torch.zeros(2), torch.ones(2)
         if own:
             deviation, mean = torch.std_mean(expected[:4], (0, 1, 2))

@@ -127,6 +127,9 @@ def test_the_newest_checkpoint_gets_a_table_of_its_report(checkpoint, folder, mo
     scores = evaluate.score(evaluate.load(checkpoint), trajectories(folder, 'own'), CPU)['model']
     found = report['datasets']['own']['model']['rollout']['samples']
     np.testing.assert_allclose(found, scores['rollout'])
+    assert call([*flags[:-1], 'b.json', '--dtype', 'bf16'], evaluate)[0] == 0
+    rounded = report_of(folder / 'b.json')['datasets']['own']['model']['rollout']['samples']
+    assert rounded != found and rounded == pytest.approx(found, rel=0.1)
     rows = {line.split()[0]: line.split() for line in printed.splitlines()}
     for dataset, scores in report['datasets'].items():
         expected = [dataset, str(len(scores['model']['l1']['samples'])), '4']
@@ -370,6 +373,8 @@ def test_a_rollout_goes_by_the_grid_that_the_training_read(tmp_path):
         back, raw = (x[:, -1:, ..., :1] for x in (predictor.fed_back(state), state))
         expected = data.resize(data.resize(raw, (24, 24)), (16, 16)) if grid == 24 else raw
         assert torch.equal(back, expected) and torch.equal(back, raw) == (grid != 24)
+        unnamed, named = (evaluate.rollout(model, frames, 2, dataset) for dataset in ('', 'own'))
+        assert torch.equal(unnamed, named)
 
 
 def test_figures_need_matplotlib_and_a_trajectory(checkpoint, folder, monkeypatch, refused):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import configs
 import evaluate
 import finetune
-from helpers import at_step, dpot_state, same, travelling, write
+from helpers import at_step, dpot_state, log, same, travelling, write
 from nets.build import build
 from runtime import checkpoint
 
@@ -54,7 +54,7 @@ def initial(source, last):
     return model, checkpoint.start_from(model, checkpoint.load_file(source))
 
 
-UNMOVED = '--no-normalize', '--steps', 1, '--lr', 1e-30         # a step that moves zeros alone
+UNMOVED = '--no-normalize', '--steps', 1, '--lr', 1e-30, '--seed', 3         # a step that moves zeros alone
 
 
 def unmoved(a, b):
@@ -101,11 +101,14 @@ def test_a_run_starts_from_the_source_or_from_random_weights_of_the_seed(tune, s
     _, tuned = tune('new', *UNMOVED)
     assert unmoved(tuned['model'], checkpoint.load_file(source)['model'])
     printed, scratch = tune('new', *UNMOVED, '--from_scratch', out=tmp_path / 'scratch')
-    torch.manual_seed(0)
+    torch.manual_seed(3)
     random = build(configs.ModelConfig(**tuned['config']['model']))
     assert unmoved(scratch['model'], random.state_dict())
     assert 'loaded' not in printed and scratch['config']['run']['init_from'] == ''
     assert scratch['config']['train'] == tuned['config']['train']
+    tune('new', *UNMOVED, '--seed', 4, out=tmp_path / 'other')
+    a, b = (log(tmp_path / out)[0]['loss'] for out in ('out', 'other'))
+    assert a != b, 'the seed draws the samples, too'
 
 
 def test_recipe_subset_and_folder_follow_from_the_flags(folder, source, tmp_path, monkeypatch):
@@ -159,7 +162,8 @@ def test_aot_warm_started_from_dpot_shares_its_layers(tune, folder, tmp_path, ca
 
 
 def test_the_network_takes_the_shape_of_data_that_are_not_the_papers(tune, tmp_path, call):
-    printed, last = tune('short', '--steps', 1)
+    printed, last = tune('short', '--epochs', 2, '--batch_size', 3)          # of 4 trajectories
+    assert (last['step'], last['config']['run']['save_every']) == (3, 1)
     assert 'on these data the network has --resolution 12x20 --frames 2 --normalize\n' in printed
     config = last['config']['model']
     assert (config['resolution'], config['frames'], config['channels']) == ((12, 20), 2, 4)
@@ -169,7 +173,8 @@ def test_the_network_takes_the_shape_of_data_that_are_not_the_papers(tune, tmp_p
 
 def test_a_fine_tuning_goes_on_with_its_samples_and_seed(tune, tmp_path, monkeypatch, refused):
     flags = '--steps', 6, '--save_every', 6, '--samples', 8, '--seed', 3
-    _, whole = tune('new', *flags)
+    printed, whole = tune('new', *flags)
+    assert re.search(r'new +8 trajectories of', printed)
     with monkeypatch.context() as patch:
         at_step(3, lambda: signal.raise_signal(signal.SIGTERM), patch)
         tune('new', *flags, out=tmp_path / 'broken', expected=128 + signal.SIGTERM)

@@ -265,7 +265,6 @@ CALLS = [
     (beside_a_test_file, {'t_test': 0}, 't_test 0...: expected at least 1 frame'),
     (beside_a_test_file, {'dt': np.nan}, 'dt nan: expected a positive number'),
     (beside_a_test_file, {'dt': 'abc'}, 'own/test.h5: dt abc: expected a positive number'),
-    (beside_a_test_file, {'dt': 0.3}, 'test.h5 has the dt 0.3, but train.h5 has 0.1; they must'),
     (beside_a_test_file, {'channels': ['v', 'u']}, 'has the channels v u, but train.h5 has u v'),
 ]
 

@@ -68,6 +68,9 @@ def test_a_normalised_run_on_a_steady_dataset_predicts_in_units_of_its_solutions
     prediction = evaluate.rollout(model, values[:, :1], 1, 'steady')
     assert abs(prediction.mean() - 5.1e-3) < 2.1e-3 and prediction.std() < 2.1e-3
     assert call([*flags, '--resume'])[0] == 0, 'a run that continues'
+    steady = data.Trajectories(tmp_path / 'data', 'steady', 'test', 1, 1)
+    floor = evaluate.Predictor(model, steady, torch.device('cpu')).floor
+    assert floor == pytest.approx(0.7e-6, rel=0.05), 'of the solutions'
 
 
 def in_two_processes(flags, folder, monkeypatch):
@@ -167,6 +170,10 @@ def test_a_scoring_takes_one_window_of_each_trajectory_spread_over_the_frames(fo
         expected.append((norm / size)[:2].mean())
     found = evaluate.validation_error(model, [item, item], helpers.CPU)
     assert found == pytest.approx(np.mean(expected), rel=1e-5) and len({*expected}) == 3
+    other = data.Trajectories(folder, 'swe_pdb', 'test', 3, 4)
+    alone = evaluate.validation_error(model, [other], helpers.CPU)
+    both = evaluate.validation_error(model, [item, other], helpers.CPU)
+    assert both == pytest.approx((found + alone) / 2) and alone != pytest.approx(found)
 
 
 @pytest.fixture
@@ -267,6 +274,9 @@ def test_the_loss_is_the_error_of_evolving_channels_on_the_native_grid(kind, fol
         expected.append(sum(errors) / len(errors))
     loss = train.loss_of(prediction, batch, kind)
     torch.testing.assert_close(loss, torch.stack(expected).mean())
+    moved = batch._replace(windows=[u + 100 for u in batch.windows])
+    one, other = (train.loss_of(*its, kind, normalize=True) for its in ((prediction, batch), (prediction + 100, moved)))
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
 
 
 def test_the_input_is_noisy_on_evolving_channels_and_padded_with_one(folder):
@@ -303,6 +313,21 @@ def test_init_from_starts_from_weights_that_fit(folder, tmp_path, call, refused)
     code, error, printed = call([*flags, '--normalize', '--out', tmp_path / 'other'])
     words = f'of {len(a)} tensors loaded, 0 resized, 0 fresh and left out: layers.*.norm1.weight '
     assert code == 0 and words in printed, 'those of the second layer'
+
+
+def test_noise_clipping_and_the_ratio_of_muon_reach_the_training(folder, tmp_path, call):
+    def first(name, *flags):
+        flags = [*command(folder, tmp_path / name, steps=1)[1:], *flags]
+        assert call(flags)[0] == 0
+        optimizer = torch.load(tmp_path / name / 'last.pt', weights_only=True)['optimizer']
+        return log(tmp_path / name)[0]['loss'], optimizer
+    plain, adamw = first('plain')
+    assert first('noisy', '--noise', 0.1)[0] != plain
+    loss, clipped = first('clipped', '--grad_clip', 1e-20)
+    largest = [max(state['exp_avg'].abs().max() for state in its['state'].values()) for its in (adamw, clipped)]
+    assert loss == plain and largest[1] < 1e-20 < largest[0]
+    groups = first('ratio', '--size', 'mini', '--optimizer', 'muon')[1]['param_groups']
+    assert {group['lr'] / groups[0]['lr'] for group in groups} == {1, 3}
 
 
 def test_a_perfect_prediction_has_no_loss_and_a_finite_gradient():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import evaluate
-from helpers import pictures, save, small_model, write_test_sets
+from helpers import pictures, read, save, small_model, trajectories, write_test_sets
 from lab import figures, interpret
 
 
@@ -66,14 +66,18 @@ def test_a_forecast_is_drawn_at_three_steps_and_in_one_dimension_along_all(plt, 
     assert len(images) == len(expected) and all(map(np.array_equal, images, expected))
 
 
-def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory(plt, tmp_path, call):
+def test_every_command_draws_its_figures_whose_names_have_channel_and_trajectory(plt, tmp_path, monkeypatch, call):
     path = save(small_model(), write_test_sets(tmp_path), 'small/last.pt')
+    draw, drawn = figures.draw_rollout, []
+    monkeypatch.setattr(figures, 'draw_rollout', lambda *its: (drawn.append(its[1]), draw(*its)))
     for script, *flags in (
             (interpret, '--samples', 6),
             (evaluate, '--rollout', 3, '--datasets', 'own', '--trajectory', 1),
             (evaluate, '--datasets', 'coarse', '--trajectory', '2', '--channel', '0')):
         code, error, _ = call([*flags, '--checkpoint', path, '--device', 'cpu', '--figures', tmp_path / 'new'], script)
         assert code == 0, error
+    truth = read(trajectories(tmp_path, 'own'), 1, 3, 6)[..., 0]
+    np.testing.assert_array_equal(drawn[0][:, 0], truth)
     drawn = pictures(tmp_path / 'new')
     names = [f'{kind}_{name}' for kind, end in (('fields', 'png'), ('rollout', 'gif'))
              for name in (f'coarse_0_2.{end}', f'own_u_1.{end}')]

@@ -31,11 +31,14 @@ def assert_equal(whole, broken):
     lines, found = ({line['step']: line for line in log(out)} for out in (whole, broken))       # at a signal one more
     for key in ('epoch', 'lr', 'grad_norm'):
         assert [line[key] for line in lines.values()] == [found[step][key] for step in lines], key
+    walls = [line['wall_s'] for line in log(broken)]
+    assert walls == sorted(walls), 'a run that goes on counts on'
 
 
 @pytest.mark.parametrize('optimizer', [pytest.param('adamw', marks=pytest.mark.slow), 'muon'])
 def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(
         optimizer, folder, tmp_path, monkeypatch, call):
+    monkeypatch.setitem(train.LOSSES, 'relative', lambda *its: train.relative_loss(*its) * (1 + torch.rand(())))
     steps = dict(steps=24, save_every=6)
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert call(command(folder, whole, '--optimizer', optimizer, **steps)[1:])[0] == 0
@@ -59,10 +62,12 @@ def test_killed_and_resumed_runs_equal_the_uninterrupted_one_bit_for_bit(
 
 
 def test_the_same_command_with_resume_starts_continues_and_then_has_nothing_to_do(
-        folder, tmp_path, monkeypatch, call):
+        folder, pretrained, tmp_path, monkeypatch, call):
     whole, broken = tmp_path / 'whole', tmp_path / 'broken'
     assert call(command(folder, whole, '--log_every', 3, steps=8)[1:])[0] == 0
     same_command = command(folder, broken, '--resume', '--log_every', 3, steps=8)[1:]
+    each = [line['loss'] for line in log(pretrained)]               # the same run
+    assert log(whole)[0]['loss'] == pytest.approx(np.mean(each[:3]))
     given = []
     monkeypatch.setattr(torch, 'set_num_threads', given.append)
     # a signal counts after the step, whether a line of the log follows or not
@@ -232,10 +237,12 @@ def test_what_a_command_does_not_give_is_that_of_the_run_but_for_the_machine(beg
     saved = torch.load(begun / 'last.pt', weights_only=True)
     saved['config']['run'].update(compile='graphs', device='cuda')
     saved['config']['size'] = 'mini'
-    torch.save({**saved, 'step': 4, 'scored': 4}, begun / 'last.pt')
+    torch.save({**saved, 'step': 4, 'scored': 4, 'best': 0.5}, begun / 'last.pt')
     code, error, printed = call(['--out', begun, '--resume', '--log_every', 2, '--device', 'cpu'])
     assert code == 0 and [int(step) for step in re.findall(r'step (\d)/8: loss', printed)] == [6, 8], error
-    before, now = saved['config'], torch.load(begun / 'last.pt', weights_only=True)['config']
+    now = torch.load(begun / 'last.pt', weights_only=True)
+    assert now['best'] == 0.5
+    before, now = saved['config'], now['config']
     assert all(now[part] == before[part] for part in ('size', 'model', 'train', 'finetune'))
     assert {name for name in now['run'] if now['run'][name] != before['run'][name]} <= {
         'log_every', 'out', 'resume', 'device', 'compile'}

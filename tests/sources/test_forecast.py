@@ -88,6 +88,12 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     np.testing.assert_array_equal(frames[0, ..., 2], np.stack([mask, mask]))
     np.testing.assert_allclose(frames[0, :, 1, 1, 1], header['units']['mean'][0][1], err_msg='as in the training')
     np.testing.assert_array_equal(frames[0, ..., 1][:, mask > 0], VALUES[3, -2:, ..., 0][:, mask > 0])
+    several = dict(layout='TXYC', channels=[*'uv'], variables=['u'], static=[], dt=None)
+    forecast.write_forecast(tmp_path / 'several.npy', VALUES[:2], several)
+    np.testing.assert_array_equal(np.load(tmp_path / 'several.npy'), VALUES[:2])
+    np.savez(tmp_path / 'long.npz', u=np.concatenate([VALUES[0, ..., 0]] * 2), nu=0.0)
+    with pytest.raises(InputError, match='7 frames are too few for a network that takes 8'):
+        forecast.frames_of([tmp_path / 'long.npz', tmp_path / 'whole.npz'], header, 8)
     forecast.write_forecast(tmp_path / 'forecast.h5', frames, header)
     with h5py.File(tmp_path / 'forecast.h5') as file:
         assert {*file} == {'u', 'time'} and file['u'].shape == (2, 4, 3) and [*file.attrs['channels']] == ['u']

@@ -105,6 +105,7 @@ def test_files_are_frames_or_parts_of_n_or_channels(tmp_path, capsys):
         for t in range(12):
             np.save(tmp_path / f'run{i}/out_{t}.npy', VALUES[i, t % 6, ..., 0] + t)
     frames = np.stack([VALUES[:3, t % 6] + t for t in range(12)], 1)[..., :1]
+    (tmp_path / 'run1/._out_0.npy').write_bytes(b'of macOS')
     np.testing.assert_array_equal(read([tmp_path / f'run{i}' for i in (2, 0, 1)], 'XY')[0], frames)
     assert not capsys.readouterr().err
     (tmp_path / 'run2/out_5.npy').unlink()
@@ -197,6 +198,7 @@ def test_the_split_is_drawn_by_the_seed_or_in_order():
     assert first == again != other and sorted(np.concatenate([*first.values()])) == [*range(20)]
     assert {split: len(numbers) for split, numbers in first.items()} == {'test': 4, 'valid': 2, 'train': 14}
     assert [*order['train'], *order['valid'], *order['test']] == [*range(20)]
+    assert [len(some) for some in own.splits(pieces[:3], own.Own()).values()] == [1, 0, 2], 'one for testing at least'
 
 
 def test_a_given_test_set_stays_it_and_frames_in_both_sets_get_a_line(tmp_path, call, refused):
@@ -213,9 +215,11 @@ def test_a_given_test_set_stays_it_and_frames_in_both_sets_get_a_line(tmp_path, 
 
 # ------------------------------------------------------------------------------------------------ gaps
 
-def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refused):
+def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, monkeypatch, call, refused):
     values = 5 + VALUES
     values[..., 1, 2:4, 0] = np.nan
+    values[..., 1, 2, 1] = np.nan
+    monkeypatch.setattr(prepare, 'BLOCK', 4 * 4 * VALUES[0, 0].size)                    # four of six frames at once
     np.save(tmp_path / 'ocean.npy', values)
     flags = '--source', tmp_path / 'ocean.npy', '--layout', 'NTXYC', *IN_ORDER
     found, attributes, printed, _ = prepared(call, tmp_path, *flags)
@@ -224,8 +228,8 @@ def test_gaps_that_are_the_same_in_all_frames_become_a_mask(tmp_path, call, refu
     mask[1, 2:4] = 0
     assert attributes['channels'] == ['0', '1', 'mask'] and attributes['static'] == ['mask']
     np.testing.assert_array_equal(both[..., 2], np.broadcast_to(mask, both.shape[:-1]))
-    np.testing.assert_allclose(both[..., 0], np.where(mask, values[..., 0], np.nanmean(values[..., 0])), rtol=1e-6)
-    np.testing.assert_array_equal(both[..., 1], values[..., 1].astype('f4'))
+    means = np.nanmean(values, (0, 1, 2, 3))
+    np.testing.assert_allclose(both[..., :2], np.where(np.isnan(values), means, values), rtol=1e-6)
     assert '6.2% of the points are gaps in all frames' in printed
     found, *_ = prepared(call, tmp_path, *flags, '--nan_to_num', name='zeros')
     np.testing.assert_array_equal(np.concatenate([found['train'], found['test']]), np.nan_to_num(values).astype('f4'))
@@ -268,6 +272,8 @@ def test_uneven_times_of_a_tracker_and_grid_points_are_refused_unless_accepted(t
             prepare, lines=None)
     _, attributes, _, _ = prepared(call, tmp_path, *flags, '--uneven', '--dt', 0.25, name='accepted')
     assert attributes['dt'] == [0.25]
+    with pytest.raises(InputError, match='a.h5: x: the steps of 0 1 2.02 ... are uneven'):
+        own.even_steps('a.h5: x', np.array([[0, 1, 2.02]]), False)
     nodes = np.cos(np.pi * np.arange(4) / 3)
     plane = np.add.outer(nodes, np.zeros(6))
     path = netcdf(tmp_path / 'plane.nc', dict(run=5, y=4, across=6), lat=(('y', 'across'), plane),
@@ -366,7 +372,8 @@ def test_times_and_dt_are_those_of_the_group_of_the_field_or_around_it(tmp_path,
     ([f'u_t{t:.2e}' for t in np.linspace(0.01, 0.15, 8)], False), ([f'{i}_t{i * 0.1:.1f}' for i in range(8)], False),
     ([f't_{t}' for t in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)], False),
     ([f'{i:03}_t{i * 0.5:.1f}' for i in (*range(5), *range(6, 9))], True), ([f'u_{i}' for i in (*range(7), 8)], True),
-    ([*'abcdefgh'], True), (['a', *(f'u_{i}' for i in range(7))], True)])
+    ([*'abcdefgh'], True), ([f'run{r}_{i}' for r in (0, 1) for i in range(4)], True),
+    (['a', *(f'u_{i}' for i in range(7))], True)])
 def test_frames_come_in_the_order_of_the_numbers_in_their_names(names, said, tmp_path, capsys):
     for folder in 'ab':                                                 # each by itself
         (tmp_path / folder).mkdir()
@@ -483,14 +490,6 @@ def test_arrays_whose_channels_share_their_names_are_told_apart_by_a_flag(tmp_pa
     assert source.attributes['channels'] == [*'pqrs']
     refused(['mine', '--data', tmp_path, '--source', tmp_path / 'a.h5', '--layout', 'NTXYC', '--variables', *flags[1]],
             'a.h5: the channels u v u v need different names; give them by --channels', prepare, lines=None)
-
-
-def test_frames_of_several_runs_in_one_folder_get_a_line(tmp_path, capsys):
-    for run in range(2):
-        for frame in range(6):
-            np.save(tmp_path / f'run{run}_{frame}.npy', VALUES[run, frame, ..., 0])
-    read(tmp_path, 'XY', frames=3)
-    assert 'run1_5.npy the frames of one run in their order, and is none missing?' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('kind', ['.nc', '.h5'])
@@ -688,6 +687,8 @@ def test_a_dataset_is_never_replaced_and_its_range_and_what_float32_loses_are_pr
     before = (tmp_path / 'data/mine/train.h5').read_bytes()
     refused(['mine', '--data', tmp_path / 'data', *flags, '--seed', 3], 'h5: exists; remove it, or choose', prepare)
     assert (tmp_path / 'data/mine/train.h5').read_bytes() == before
+    (tmp_path / 'data/mine/train.h5').unlink()                                          # as by a kill
+    refused(['mine', '--data', tmp_path / 'data', *flags, '--seed', 3], 'h5: exists; remove it, or choose', prepare)
 
 
 LIMITED = """

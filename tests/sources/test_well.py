@@ -1,4 +1,5 @@
 """The Well's files, converted and read again: files in its layout, compared with the arrays that went in."""
+import os
 import shutil
 
 import h5py
@@ -61,7 +62,10 @@ def convert(folder, *more):
 def test_every_field_becomes_channels_and_every_split_stays_itself(grid, tmp_path, monkeypatch, call):
     fields, names = write_dataset(tmp_path / 'raw', grid)
     monkeypatch.setattr(prepare, 'BLOCK', 4 * 2 * fields['test'][0][0, 0].size)             # two frames at once
+    replace, order = os.replace, []
+    monkeypatch.setattr(os, 'replace', lambda part, path: (order.append(path.stem), replace(part, path)))
     code, error, printed = call(convert(tmp_path), prepare)
+    assert order == ['test', 'valid', 'train'], 'a folder with a train.h5 is complete'
     assert code == 0 and 'layer train (5, 4, ' in printed, error
     for split, values in fields.items():
         item = data.Trajectories(tmp_path / 'data', 'layer', split, 2, None)
