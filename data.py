@@ -93,7 +93,7 @@ def difference(one, other, here, there):
     """The first of channels, static, dt and source in which two headers differ, and a line on it.
 
     Both are '' if there is none. What a header does not say is not compared, nor the seed and the
-    grid of a source. here, there: the files, for the line.
+    grid of a source, nor a thousandth of dt. here, there: the files, for the line.
     """
     names = one['channels'], other['channels']
     unnamed = any(channels == [str(c) for c in range(len(channels))] for channels in names)
@@ -102,7 +102,7 @@ def difference(one, other, here, there):
         a, b = (header.get(what) or '' for header in (one, other))
         if what == 'source':
             a, b = (re.sub(r' (seed|grid) \d+', '', source) for source in (a, b))
-        if what == 'dt' and a and b and math.isclose(a, b, rel_tol=1e-3):       # of other roundings
+        if what == 'dt' and a and b and math.isclose(a, b, rel_tol=1e-3):
             continue
         if a != b and (a and b or what == 'static'):
             a, b = (' '.join(x) if isinstance(x, list) else x for x in (a, b))

@@ -635,9 +635,11 @@ def open_dataset(trained, folder, name, split='test', rows=None):
 
 
 def unlike(dataset, headers, path):
-    """Yield (channels, static, dt or source, a line) of what in a data.Trajectories differs from
-    the training of the checkpoint at `path`, {dataset: header}: from that on this dataset, or if
-    there was none in the order of channels and in dt.
+    """Yield (what, a line) on channels, static ones, dt or source of a data.Trajectories that differ
+    from the training of the checkpoint at `path`.
+
+    headers: {dataset: header} of that. Where none has this name, dt and the order of channels are
+        compared with all.
     """
     there = f'the training of {path}'
     if dataset.name in headers:
