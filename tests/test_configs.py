@@ -24,8 +24,21 @@ def test_a_preset_replaces_defaults_and_a_flag_replaces_the_preset():
     weighted = configs.TrainConfig(sampling=('dr_pdb=5',))
     assert train.sampling_weights(['dr_pdb', 'own', 'swe_pdb'], weighted) == [5, 1, 3]
     assert configs.recipe('nano').steps > 0 == train.parse(['--epochs', '3']).recipe.steps
+    assert (configs.PAPER.lr, configs.PAPER.warmup, configs.PAPER.beta1, configs.PAPER.beta2) == (1e-3, 0.2, 0.9, 0.9)
+    assert (configs.PAPER.weight_decay, configs.PAPER.noise) == (1e-6, 5e-4), 'App. B.3'
     clips = {size: configs.recipe(size).grad_clip for size in configs.SIZES}
     assert clips == dict.fromkeys(configs.SIZES, 10_000) | {'nano': 1, 'mini': 1}
+
+
+def test_the_mixtures_their_weights_and_the_compiler_are_as_the_paper_and_the_page_say():
+    six, ten, twelve = map(set, configs.MIXTURES.values())
+    assert ten - six == {'ns2d_fno_1e-4', 'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'ns2d_pda', 'ns2d_cond_pda'}
+    assert twelve - ten == {'ns2d_pdb_M1_eta1e-2_zeta1e-2', 'ns2d_pdb_M1e-1_eta1e-1_zeta1e-1'}
+    assert (len(six), len(ten), len(twelve)) == (6, 10, 12)
+    weights = {name: dataset.weight for name, dataset in configs.DATASETS.items()}
+    assert weights == dict.fromkeys(configs.DATASETS, 1) | {'swe_pdb': 3, 'dr_pdb': 3}
+    compiled = {(size, cuda): configs.run(size, cuda).compile for size in ('nano', 'tiny') for cuda in (False, True)}
+    assert compiled == dict.fromkeys(compiled, 'off') | {('tiny', True): 'graphs'}
 
 
 @pytest.mark.parametrize('size, count', [

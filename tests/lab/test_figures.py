@@ -56,6 +56,16 @@ def test_truth_and_prediction_share_a_scale_and_the_error_has_another(plt):
     assert figures.scale_of_colours(truth - 0.8) == ((-(limit := (truth - 0.8).abs().max().item()), limit), 'RdBu_r')
 
 
+def test_each_dataset_has_a_line_of_its_mean_d_and_of_the_mean_diagonal_of_its_T(plt):
+    d, T = ({name: torch.rand(3, 2, *shape) for name in 'ab'} for shape in ((4,), (4, 4)))
+    above, below = figures.plot_mappings(d, T).axes
+    for name in 'ab':
+        np.testing.assert_allclose(lines(above, name)[0], d[name].mean((0, 2)))
+        kept = [[np.trace(T[name][n, l]) / 4 for n in range(3)] for l in range(2)]
+        np.testing.assert_allclose(lines(below, name)[0], np.mean(kept, 1), rtol=1e-6)
+    assert [label.get_text() for label in below.get_xticklabels()] == ['1\nmixer', '2\nMLP']
+
+
 @pytest.mark.parametrize('space', [(16,), (8, 12), (8, 12, 6)])
 def test_a_forecast_is_drawn_at_three_steps_and_in_one_dimension_along_all(plt, tmp_path, monkeypatch, space):
     monkeypatch.setattr(figures, 'save_figure', lambda folder, name, figure: drawn.append(figure))

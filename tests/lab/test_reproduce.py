@@ -3,6 +3,7 @@ import functools
 import importlib
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import train
 from helpers import travelling
 from lab import reproduce
 from runtime import terminal
+from sources import generate
 
 NAMES = 'ns2d_fno_1e-3', 'ns2d_fno_1e-4', 'swe_pdb'
 SMALL = '--resolution 16 --width 16 --mlp 16 --batch_size 4'
@@ -43,7 +45,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, N, T in ((NAMES[0], 4, 12), (NAMES[1], 16, 7), (NAMES[2], 4, 7), ('cno_poisson', 4, 2)):
         u = travelling(N + 2, T, 16, 1, 0.3).astype(np.float32)
-        data.write(f'data/{name}', train=u[:N], test=u[N:], channels=configs.DATASETS[name].channels, dt=0.1)
+        source = generate.plan(name).attributes()['source']
+        data.write(f'data/{name}', train=u[:N], test=u[N:], channels=configs.DATASETS[name].channels, dt=0.1,
+                   source=source)
     command = train.parse(SMALL.split())
     monkeypatch.setitem(configs.SIZES, 'nano', (command.model, command.recipe))
     study = reproduce.STUDIES['rollout']
@@ -146,6 +150,19 @@ def test_a_line_of_the_list_is_a_training_with_all_that_starts_from_it(reproduce
     monkeypatch.setitem(reproduce.STUDIES, 'finetune', study._replace(rows={'AOT-POT': study.rows['AOT-POT']}))
     line, = reproduced('finetune', *FLAGS, '--list')[2].splitlines()
     assert line.count(' -m train ') == 1 and line.count(' -m finetune ') == line.count(' -m evaluate ') == len(NAMES)
+    flags = 'ablation', *FLAGS, '--seeds', 2, '--rows', 'w/o d', 'w/o T', '--recipe', '--lr 1', '--list'
+    found = re.findall(r'--lr 1 --ablate (.) .* --out (\S+) --seed (.) .*/last.pt', reproduced(*flags)[2])
+    assert found == [(x, f'out/nano-4_steps-lr_1/ablate_{x}-seed_{seed}', seed) for x in 'dT' for seed in '01']
+
+
+def test_a_report_that_is_older_than_the_training_is_made_again(tmp_path):
+    report = tmp_path / 'evaluate.json'
+    job = reproduce.Job('AOT-POT', '', 0, (('train',),), ('evaluate',), report)
+    for times, again in (((), True), ((1, 2), False), ((3, 2), True)):          # of the log and of the report
+        for path, time in zip((tmp_path / 'log.jsonl', report), times):
+            path.touch()
+            os.utime(path, (time, time))
+        assert [*reproduce.commands(job)] == [('train',), *again * [('rm', '-f', str(report)), ('evaluate',)]]
 
 
 def test_scaling_trains_every_system_at_its_own_size(jobs):
@@ -164,6 +181,8 @@ def test_fine_tuning_follows_the_papers_protocol(jobs):
     assert len({job.report for job in jobs('finetune')}) == 4 * 12, 'every system on every dataset'
     few = flags('few_shot', 'AOT-POT-FT')
     assert len(few) == 10 and all('--epochs 500' in command for command in few)
+    assert not any('scratch' in command for command in few)
+    assert all('--from_scratch' in command for command in flags('few_shot', 'AOT-POT'))
     turbulence, *others = flags('downstream', 'DPOT')
     assert '--resolution 512' in turbulence and not any('--resolution' in command for command in others)
     short, *_ = flags('few_shot', 'AOT-POT-FT', steps=3)
@@ -192,6 +211,11 @@ def test_the_scaling_score_is_100_where_every_error_is_a_hundredth(errors, score
     datasets = {str(i): {'model': {'rollout': {'mean': error}}, 'steady': False} for i, error in enumerate(errors)}
     row = reproduce.scaling({'parameters': 3e6, 'activated': 2e6, 'datasets': datasets})
     assert row == {'M activated parameters': 2, 'score': pytest.approx(score)}
+
+
+def test_the_largest_gain_is_that_of_all_samples_and_sub_layers():
+    gains = {'forward_composite': {'mean': [1, 2, 1], 'max': [3, 5, 4]}}
+    assert reproduce.largest_gains({'gains': gains}) == {'forward composite': 5}
 
 
 # ------------------------------------------------------------------------------------------------ tables
@@ -241,9 +265,9 @@ def test_a_geometric_mean_of_an_error_of_ten_or_more_has_diverged(table, error):
 def test_a_steady_problem_has_the_papers_median_relative_l1_and_no_part_in_the_geometric_mean(table):
     steady = {'rollout': {'mean': 9}, 'step': {'mean': 9}, 'l1': {'samples': [0.5, 0.1, math.inf]}}
     other = {'rollout': {'mean': 0.4}, 'step': {'mean': 0.3}, 'l1': {'samples': [7]}}
-    columns = reproduce.rollout_errors({'datasets': {
-        'cno_poisson': {'model': steady, 'steady': True}, A: {'model': other, 'steady': False}}})
-    assert columns == {'cno_poisson (L1)': 0.5, A: 0.4}
+    report = {'datasets': {'cno_poisson': {'model': steady, 'steady': True}, A: {'model': other, 'steady': False}}}
+    columns, one_step = (measure(report) for measure in reproduce.SCORES.values())
+    assert columns == {'cno_poisson (L1)': 0.5, A: 0.4} and one_step == {**columns, A: 0.3}
     _, rows = table({'a': {column: [value] for column, value in columns.items()}})
     assert rows['a']['geometric mean'][0] == pytest.approx(0.4)
 

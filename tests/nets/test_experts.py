@@ -50,6 +50,8 @@ def test_every_parameter_has_a_gradient_whoever_is_chosen(residual):
     model(field(model)).square().mean().backward()
     experts.balance_loss(model)
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    for part in model.layers[0].mlp.weight, model.layers[0].mlp.shared_weight:
+        assert -24 ** -0.5 <= part.min() < -0.2 and 0.2 < part.max() <= 24 ** -0.5, "PyTorch's start for 24 inputs"
     chosen = experts.after_step(model)[0].nonzero()[:, 0].tolist()
     moved = model.layers[0].mlp.weight.grad.flatten(1).abs().amax(1).nonzero()[:, 0].tolist()
     assert chosen == moved and len(chosen) < 16

@@ -100,6 +100,10 @@ def test_autocast_rounds_neither_the_input_nor_the_prediction():
             torch.testing.assert_close(tokens[1], tokens[0], rtol=1e-5, atol=1e-6)
             x, out = hidden[1]
             torch.testing.assert_close(out, form.readout.hidden(x.float()), rtol=1e-5, atol=1e-6)
+    mappings, mean = build(dtype=torch.float32, alpha=1.0).layers[0].aot1.mappings, torch.randn(2, 4, 16)
+    with torch.autocast('cpu', torch.bfloat16):
+        found = mappings(mean)
+    assert all(map(torch.equal, found, mappings(mean))), 'nor the logits of a, d and T'
 
 
 # ------------------------------------------------------------------------------------------------ an edited aotpot.py

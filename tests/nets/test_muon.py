@@ -4,8 +4,9 @@ import importlib.util
 import pytest
 import torch
 
-from helpers import build, small_model
-from nets.build import matrices
+import configs
+from helpers import CPU, build, small_model
+from nets.build import OPTIMIZERS, matrices, optimizer_of
 from nets.muon import Muon, orthogonalize
 
 BAND = 0.68, 1.21           # of the singular values after five rounds, for those of 0.003 to 1 before
@@ -101,6 +102,18 @@ def test_a_step_takes_a_closure_and_leaves_a_parameter_without_a_gradient_as_it_
     one.zero_grad()
     one.step()
     assert torch.equal(layers[0].weight, layers[1].weight)
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_an_optimizer_has_the_numbers_of_its_recipe(name):
+    numbers = dict(lr=0.1, weight_decay=0.2, momentum=0.5)
+    recipe = configs.recipe('nano', optimizer=name, beta1=0.8, beta2=0.7, ratio=3.0, **numbers)
+    optimizer = optimizer_of(small_model(), recipe, CPU.device, 'bf16')
+    for group in optimizer.param_groups:
+        assert group['betas'] == (0.8, 0.7)
+        assert {key: group[key] for key in numbers if key in group} == {
+            **numbers, 'lr': 0.1 * 3} if group.get('form') else dict(lr=0.1, weight_decay=0.2)
+    assert getattr(optimizer, 'half', name == 'muon') == (name == 'muon')
 
 
 def names(model):

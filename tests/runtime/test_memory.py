@@ -1,4 +1,5 @@
 """The line on the memory of a step, against a network whose tensors are counted by hand."""
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,20 @@ class Two(torch.nn.Module):
 
 def test_what_a_pass_keeps_is_counted_once_without_weights_and_the_prediction():
     assert memory.saved_bytes(Two()) == 4 * (8 + 8)
+
+
+def test_what_is_available_is_what_the_machine_and_the_limit_of_a_container_leave(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, 'Path', lambda path: tmp_path / path[1:])
+    assert memory.available() == math.inf
+    (tmp_path / 'proc').mkdir()
+    (tmp_path / 'proc/meminfo').write_text('MemTotal:    9 kB\nMemAvailable:    7 kB\n')
+    assert memory.available() == 7168
+    group = tmp_path / 'sys/fs/cgroup'
+    group.mkdir(parents=True)
+    (group / 'memory.current').write_text('1000\n')
+    for limit, left in (('max', 7168), ('5000', 4000), ('9000', 7168)):
+        (group / 'memory.max').write_text(f'{limit}\n')
+        assert memory.available() == left
 
 
 @pytest.mark.parametrize('free, words', [

@@ -51,6 +51,8 @@ def test_a_seed_fixes_the_draws_and_a_batch_changes_the_solution_by_the_schemes_
         fours = file['data'][:]
         assert file['data'].attrs['source'] == 'generate.py seed 0 grid 16'
     assert generate.plan('wave_layer').attributes()['source'] == 'generate.py seed 0 grid 128 version 5'
+    small, four = (generate.plan('swe_pdb', preset).counts for preset in ('nano', 'mini'))
+    assert small == dict(train=48, valid=8, test=8) and four == {**small, 'train': 4 * 48}
     single = np.concatenate([generate.simulate(plan, 'train', [i]) for i in range(5)])
     assert l2re(single[:, 0], fours[:, 0]) < 1e-6 and l2re(single, fours) < 1e-3
 
@@ -60,6 +62,12 @@ def test_trajectories_splits_and_seeds_have_different_starts(name):
     draws = [generate.initial(generate.plan(name, 'nano', seed=seed), split, [index])
              for seed in (0, 1) for split in ('train', 'test', 'valid') for index in (0, 1)]
     assert len({next(iter(fields.values())).tobytes() for fields in draws}) == 12
+
+
+def test_the_waves_without_and_with_c_are_the_same():
+    without, with_c = (generate.simulate(generate.plan(name, **SMALL), 'test', [0])
+                       for name in ('wave_gauss', 'wave_gauss_c'))
+    assert np.array_equal(without, with_c[..., :2])
 
 
 def test_the_datasets_of_the_command_are_made_once_and_those_of_other_sizes_are_kept(tmp_path, call, refused):

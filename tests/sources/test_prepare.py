@@ -218,6 +218,9 @@ def test_the_cylinder_is_at_the_origin_or_at_the_centre_that_the_case_gives(tmp_
     (CNS, 10000, (0, 9000), (9000, 9200)), ('ns2d_fno_1e-3', 5000, (0, 1000), (4800, 5000)),
     ('swe_pdb', 1000, (0, 900), (900, 960)), ('ns3d_pdb_M1_turb', 600, (0, 540), (540, 600)),
     ('wave_layer', 10512, (0, 2000), (10272, 10472)), ('cno_airfoil', 1006, (0, 750), (878, 1006)),
+    ('dr_pdb', 1000, (0, 900), (900, 960)), ('cno_poisson', 1408, (0, 1024), (1152, 1408)),
+    ('kolmogorov', 20000, (0, 2000), (19760, 19960)),
+    ('ns2d_pdb_M1_eta1e-8_zeta1e-8_rand_512', 1000, (0, 900), (900, 920)),
     (CNS, 46, (0, 45), (45, 46)), (CNS, 2, (0, 1), (1, 2)), ('cno_darcy', 30, (0, 20), (20, 30)),
 ])
 def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion(name, count, train, test):

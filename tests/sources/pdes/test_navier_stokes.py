@@ -1,9 +1,11 @@
 """Tests of pdes/navier_stokes.py: exact solutions, measured orders, conserved quantities, the benchmark's own files."""
 import h5py
 import numpy as np
+import pytest
 import torch
 
 from fields import PI, l2re, nodes, orders, raw, starts
+from sources.pdes import FAMILIES
 from sources.pdes.navier_stokes import kolmogorov, navier_stokes, random_vorticity
 
 
@@ -96,6 +98,17 @@ def test_kolmogorov_flow_from_rest_reaches_the_laminar_profile():
     exact = torch.sin(4 * y) / (16 / 20 + 0.1)              # 16 / Re by viscosity, 0.1 by drag
     assert l2re(frames[:, -1, ..., 0], exact.expand(1, 16, 16)) < 1e-6 and frames[..., 1].abs().max() < 1e-12
     assert (frames[..., 2] - torch.sin(4 * y)).abs().max() < 1e-13
+    rate = 16 / 200 + 0.1                                   # of the dataset, whose start, u = 2 sin 4y, is at t = -16
+    frames = FAMILIES['kolmogorov'].solve(-8 * torch.cos(4 * y).expand(1, 16, 16), frames=2, dt=0.3)
+    for t, u in zip((16, 16.3), frames[0, ..., 0]):
+        exact = torch.sin(4 * y) * (1 / rate + (2 - 1 / rate) * np.exp(-rate * t))
+        assert l2re(u[None], exact.expand(1, 16, 16)) < 1e-6
+
+
+@pytest.mark.parametrize('name', [name for name in FAMILIES if name.startswith('ns2d_fno_')])
+def test_the_viscosity_of_a_dataset_is_that_in_its_name(name, monkeypatch):
+    monkeypatch.setattr('sources.pdes.navier_stokes.navier_stokes', lambda viscosity: torch.tensor([viscosity]))
+    assert FAMILIES[name].solve() == torch.tensor(float(name.removeprefix('ns2d_fno_')))
 
 
 def test_kolmogorov_flow_is_solenoidal_and_its_energy_changes_by_input_minus_dissipation_minus_drag():

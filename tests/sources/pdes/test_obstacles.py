@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fields import centres, orders
-from sources.pdes.obstacles import flow_past_obstacles
+from sources.pdes.obstacles import PROBLEMS, flow_past_obstacles, random_case, solve_cases
 
 
 def flow(mask, reynolds, inlet=0.0, lid=0.0, width=1.0, height=1.0, **options):
@@ -107,6 +107,24 @@ def test_the_flow_is_solenoidal_and_does_not_enter_solids():
             assert not (side * solid).any()
         means = torch.stack([(u[..., 1:] + u[..., :-1]) / 2, (v[..., 1:, :] + v[..., :-1, :]) / 2], -1)
         torch.testing.assert_close(flow_past_obstacles(*state, frames=4, dt=0.2), means)            # dtypes, too
+
+
+def test_a_case_is_its_flow_in_si_units_averaged_over_blocks_beside_its_mask():
+    cases = [random_case(np.random.default_rng(seed), 16) for seed in range(60)]
+    spread = [case['interval'] * case['viscosity'] / case['density'] / min(case['width'], case['height']) ** 2
+              for case in cases]
+    assert max(spread) == pytest.approx(0.005)
+    for case in [next(case for case in cases if case['problem'] == problem) for problem in range(len(PROBLEMS))]:
+        one = {key: torch.tensor(value, dtype=torch.float64)[None] for key, value in case.items()}
+        speed = (0, one['speed']) if case['problem'] == 0 else (one['speed'], 0)            # of the inlet, of the lid
+        u = flow(one['mask'], one['density'] / one['viscosity'], *speed, one['width'], one['height'], frames=2,
+                 dt=case['interval'])
+        blocks = torch.cat([u, one['mask'][:, None, ..., None].expand(1, 2, 16, 16, 1)], -1).unflatten(3, (8, 2))
+        means = blocks.unflatten(2, (8, 2)).mean((3, 5))
+        means[..., 2] = means[..., 2].round()
+        means[..., :2] *= means[..., 2:]
+        found = solve_cases(2, **{key: one[key] for key in case}, frames=2, dt=1.0)
+        assert (found - means).abs().max() < 1e-9 * u.abs().max() and u.abs().max() > case['speed'] / 4
 
 
 def test_a_batch_of_different_flows_equals_the_single_ones():

@@ -29,7 +29,11 @@ DRAWN = {
     ('swe_pdb', 'h0'): 1.043022, ('wave_gauss', 'c'): 2831.683, ('wave_layer', 'c'): 4151.989,
     ('cno_poisson', 'f'): 0.7606447, ('cno_darcy', 'a'): 8.738888, ('ns2d_pda', 'u0'): 1,
     ('ns2d_cond_pda', 'buoyancy'): 0.3665324,
+    ('ns2d_pda', 'buoyancy'): 0.5,
     ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 'velocity'): 1.639397, ('cfdbench', 'mask'): 0.9960861,
+    ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 'density'): 5.011166, ('ns2d_pdb_M1_eta1e-1_zeta1e-1', 'pressure'): 30.81822,
+    ('ns2d_pdb_M1e-1_eta1e-8_zeta1e-8_turb_512', 'pressure'): 60, ('ns3d_pdb_M1_rand', 'velocity'): 1.201504,
+    ('cfdbench', 'interval'): 0.053017,
     ('ns2d_pdb_M1_eta1e-8_zeta1e-8_turb_512', 'velocity'): 0.7955777,
     ('cfdbench', 'viscosity'): 0.05775055, ('cfdbench', 'speed'): 0.834758}
 

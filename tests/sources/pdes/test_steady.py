@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fields import PI, centres, l2re, nodes, orders, starts
+from sources.pdes import FAMILIES
 from sources.pdes.steady import conductances, darcy, poisson, two_phase_medium
 
 
@@ -12,6 +13,13 @@ def test_every_sine_mode_is_divided_by_its_eigenvalue():
     for i, j in ((1, 1), (3, 5), (14, 2)):
         mode = (torch.sin(PI * i * x) * torch.sin(PI * j * y))[None]
         assert l2re(poisson(mode), mode / (PI ** 2 * (i ** 2 + j ** 2))) < 1e-13
+
+
+def test_frame_0_is_what_is_given_and_frame_1_the_solution():
+    for name, key, solve in (('cno_poisson', 'f', poisson), ('cno_darcy', 'a', lambda a: darcy(a, refine=4))):
+        given = starts(FAMILIES[name].draw, 16, 2)[0]
+        frames = FAMILIES[name].solve(stride=1, frames=2, dt=1.0, **{key: given})
+        assert torch.equal(frames, torch.stack([given, solve(given)], 1)[..., None])
 
 
 def media(N, count=3):

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 
+import configs
 from fields import PI, centres, l2re, orders
 from sources import generate
 from sources.pdes.wave import FAMILIES, WAVE_UNIT, wave
@@ -51,6 +52,15 @@ def test_the_time_step_of_the_small_form_is_fine_enough(name):
         found = torch.from_numpy(generate.simulate(plan, 'train', batch))[..., :2]
         errors = ((found - exact).square().sum((1, 2, 3)) / exact.square().sum((1, 2, 3))).sqrt()             # (B, 2)
         assert errors.max() < 1e-4, errors
+
+
+@pytest.mark.parametrize('name, speed', [('wave_gauss', 2040), ('wave_gauss_c', 2040), ('wave_layer', 3163)])
+def test_a_wave_of_the_mean_speed_crosses_4_of_128_points_a_frame_and_the_file_has_km_per_s(name, speed, monkeypatch):
+    dataset = configs.DATASETS[name]
+    monkeypatch.setattr('sources.pdes.wave.wave', lambda c, frames: c[:, None, :, :, None].expand(1, frames, 2, 2, 2))
+    fields = FAMILIES[name].solve(stride=1, c=torch.full((1, 2, 2), float(speed)), frames=3)
+    assert (fields[..., :2] * dataset.dt * 128 - 4).abs().max() < 1e-5
+    assert fields.shape[-1] == len(dataset.channels) and (fields[..., 2:] * 1000 - speed).abs().sum() < 1e-1
 
 
 @pytest.mark.parametrize('left, right', [(0.5, 0.9), (0.9, 0.5)])
