@@ -236,8 +236,7 @@ class Layer(nn.Module):
     """Mixer and MLP, each in an AOT block with a norm before and after (Sandwich-Norm, App. B.2).
 
     x (B, S, *grid, D) -> the same. residual='plain' is DPOT's layer, with experts MoE-POT's: one
-    stream (B, *grid, D), one residual round the pair, an inner skip, and a norm after the MLP only
-    with config.sandwich.
+    stream (B, *grid, D), one residual round the pair, an inner skip and by default no norm after.
     """
 
     def __init__(self, config, experts):
