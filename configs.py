@@ -295,7 +295,8 @@ class RunConfig:
                      'from --width 256', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: each equation as printed, slower', choices=('fast', 'paper'))
     compile: str = arg('off', "on: compile the network; graphs: also as CUDA graphs; default: "
-                       "of train.py graphs for the paper's sizes on a GPU", choices=('off', 'on', 'graphs'))
+                       "of train.py graphs for the paper's sizes on a GPU",
+                       choices=('off', 'on', 'graphs'))
     resume: bool = arg(False, 'continue exactly the run that this command began, or start it')
     init_from: str = arg('', 'start a new run from the weights in this checkpoint')
     accumulate: int = arg(1, 'parts of a batch whose gradients add up: less memory')

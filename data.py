@@ -102,9 +102,8 @@ def difference(one, other, here, there):
         a, b = (header.get(what) or '' for header in (one, other))
         if what == 'source':
             a, b = (re.sub(r' (seed|grid) \d+', '', source) for source in (a, b))
-        if what == 'dt' and a and b and math.isclose(a, b, rel_tol=1e-3):
-            continue
-        if a != b and (a and b or what == 'static'):
+        same = math.isclose(a, b, rel_tol=1e-3) if what == 'dt' and a and b else a == b
+        if not same and (a and b or what == 'static'):
             a, b = (' '.join(x) if isinstance(x, list) else x for x in (a, b))
             return what, f'{here} has the {what} {a or "none"}, but {there} has {b or "none"}'
     return '', ''

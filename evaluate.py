@@ -137,6 +137,7 @@ def rollout(model, frames, steps, dataset='', batch_size=16, dtype='fp32'):
     frames: on any grid, with the channels of a dataset of the training in its order and units. The
         last T of them count; without the axis N the result has N = 1.
     dataset: its name, needed where the training read C' channels in several ways.
+    batch_size: trajectories at once. dtype: fp32, or bf16 by autocast.
     Raises InputError for frames that do not fit or are not finite in the type of the weights.
     """
     if isinstance(model, (str, Path)):
@@ -549,7 +550,8 @@ def parser_of(description):
     add = parser.add_argument
     add('--checkpoint', default='', help='default: the newest run under out/, or weights/mini.pt')
     add('--data', default='', help='folder of the datasets; default: that of the training')
-    add('--datasets', nargs='+', default=(), help='default: of the training, in evaluate.py with --data all')
+    add('--datasets', nargs='+', default=(),
+        help='default: of the training, in evaluate.py with --data all')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
     add('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
     add('--figures', default='', metavar='DIR', help='draw into this folder')

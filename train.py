@@ -221,15 +221,14 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     model = build(config, run.form, headers).to(processes.device)
     announce(model, windows, sampling, command, processes)
     if pretrained:
-        before = {name: headers['train'] for name, headers in pretrained['data'].items()}
+        known = {name: its['train'] for name, its in pretrained['data'].items()}
         for dataset in splits['train']:
-            for _, words in evaluate.unlike(dataset, before, pretrained['path']):
+            for _, words in evaluate.unlike(dataset, known, pretrained['path']):
                 terminal.warn(words)
         processes.print(start_from(model, pretrained))
-    before = pretrained['config']['model'] if pretrained else {}
-    same = before.get('channels') == config.channels
-    own_maps = '', 'learned', same and before.get('channel_maps')
-    if not resumed and config.channel_maps not in own_maps:
+    earlier = pretrained['config']['model'] if pretrained else {}
+    loaded = earlier.get('channels') == config.channels and earlier.get('channel_maps')
+    if not resumed and config.channel_maps not in ('', 'learned', loaded):
         model.load_state_dict(maps_in(config.channel_maps, config.channels), strict=False)
     if frozen:
         experts.freeze_routers(model)

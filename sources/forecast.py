@@ -112,10 +112,10 @@ def write_forecast(path, u, header):
     dt = header['dt'] or 1.0
     times = dt * np.arange(1, u.shape[1] + 1)
     timed = {'time': times, **arrays}
-    units = {what.removeprefix('unit of '): unit for what, unit in said_by(header).items()}
-    about = {name: {'units': units[name]} for name in arrays if name in units}
+    said = said_by(header)
+    about = {name: {'units': said[f'unit of {name}']} for name in arrays if f'unit of {name}' in said}
     about['time'] = {'long_name': 'time since the last frame given'}
-    called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said_by(header).items()
+    called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said.items()
                       if what.startswith('axis of ') and axis in 'XYZ'}
     with files.replacing(path) as new:
         if path.suffix == '.npy':
