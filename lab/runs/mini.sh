@@ -1,7 +1,7 @@
 #!/bin/bash
-# How weights/mini.pt was made, with one seed, in seven hours and a half of two cores in fp32: the recipe of --size mini, and
-# a short second cycle in which half of the draws are of ns2d_fno_1e-3, for its long rollouts. The data, of 40 minutes,
-# are the twelve families with more trajectories, and long ones of ns2d_fno_1e-3 in pieces of 30 frames.
+# How weights/mini.pt was made with one seed in seven hours and a half of two cores in fp32: the recipe of --size mini,
+# and a short second cycle in which half of the draws are of ns2d_fno_1e-3, for its long rollouts. The data, of 40
+# minutes, are the twelve families with more trajectories, and long ones of ns2d_fno_1e-3 in pieces of 30 frames.
 set -e
 
 more='python -m sources.generate --preset mini --data data/big'
