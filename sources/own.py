@@ -429,11 +429,14 @@ def in_order(paths):
 
 
 def paths_of(sources):
-    """Files in the order of the numbers in their names; a folder stands for its files."""
+    """Files in the order of the numbers in their names; a folder stands for its files, or if it has
+    none, for the folders in it."""
+    def files(paths):
+        return {path for path in paths if path.suffix.lower() in KINDS and path.is_file()
+                and path.name[0] != '.'}
     folders = {}
     for source in map(Path, sources):
-        inside = {path for path in (source.iterdir() if source.is_dir() else [source])
-                  if path.is_file() and path.suffix.lower() in KINDS and path.name[0] != '.'}
+        inside = files([source]) or files(source.glob('*')) or files(source.glob('[!.]*/*'))
         require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
         for path in inside:
             folders.setdefault(path.parent, set()).add(path)
@@ -452,6 +455,14 @@ def agree(paths, uneven):
                 same = known.shape == values.shape and np.allclose(known, values, 0, rounding)
                 require(uneven or same, f'{path}: {name} differs from that of {there}; --uneven '
                                         f'takes them as equal')
+
+
+def each_in_one(paths, names):
+    """Whether several files have variables `names`, and each of these is in exactly one of them."""
+    if not 1 < len(paths) <= len(names):
+        return False
+    inside = [{*names} & contents(path, names)[0].keys() for path in paths]
+    return all(inside) and sorted(chain(*inside)) == sorted(names)
 
 
 def join(paths, own):
@@ -475,16 +486,20 @@ def join(paths, own):
             f'variables, and the axes of these')
     how = 'trajectories (N)'
     runs = [((path,),) for path in paths]
+    folders = [tuple(folder) for _, folder in groupby(paths, lambda path: path.parent)]
     if 'T' not in main:
         how = 'frames (T)'                                  # those in a folder are a trajectory
-        folders = groupby(paths, lambda path: path.parent)
-        runs = [tuple((path,) for path in folder) for _, folder in folders]
-    if 1 < len(paths) <= len(names):
-        inside = [{*names} & contents(path, names)[0].keys() for path in paths]
-        if all(inside) and sorted(chain(*inside)) == sorted(names):
-            how = 'channels'
-            runs = [(tuple(paths),)]
-            agree(paths, own.uneven)
+        runs = [tuple((path,) for path in folder) for folder in folders]
+    for groups in [tuple(paths)], folders:
+        others = [group for group in groups if not each_in_one(group, names)]
+        if len(others) < len(groups):
+            if others:
+                raise InputError(f'{others[0][0].parent}: expected each of --variables '
+                                 f'{" ".join(names)} in one file, as in the other folders')
+            how = 'channels' if len(groups) == 1 else 'channels of trajectories (N)'
+            runs = [(group,) for group in groups]
+            for group in groups:
+                agree(group, own.uneven)
     if len(paths) > 1:
         print(f'{len(paths)} files are joined as {how}: {paths[0].name} ... {paths[-1].name}')
     return runs, names

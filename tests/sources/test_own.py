@@ -106,6 +106,9 @@ def test_files_are_frames_or_parts_of_n_or_channels(tmp_path, capsys):
             np.save(tmp_path / f'run{i}/out_{t}.npy', VALUES[i, t % 6, ..., 0] + t)
     frames = np.stack([VALUES[:3, t % 6] + t for t in range(12)], 1)[..., :1]
     (tmp_path / 'run1/._out_0.npy').write_bytes(b'of macOS')
+    (tmp_path / '.trash').mkdir()
+    np.save(tmp_path / '.trash/out_12.npy', VALUES[0, 0])
+    np.testing.assert_array_equal(read(tmp_path, 'XY')[0], frames)      # a folder of folders
     np.testing.assert_array_equal(read([tmp_path / f'run{i}' for i in (2, 0, 1)], 'XY')[0], frames)
     assert not capsys.readouterr().err
     (tmp_path / 'run2/out_5.npy').unlink()
@@ -125,6 +128,15 @@ def test_files_are_frames_or_parts_of_n_or_channels(tmp_path, capsys):
         assert source.attributes['channels'] == ['v', 'u']
     values, _ = read([tmp_path / 'u.npy', tmp_path / 'v.npy'], 'NTXY')
     np.testing.assert_array_equal(values[..., 0], np.concatenate([VALUES[..., 0], VALUES[..., 1]]))
+    runs = tmp_path / 'runs'
+    for i in range(3):
+        (runs / f'run_{i}').mkdir(parents=True)
+        for name in 'uv':
+            np.save(runs / f'run_{i}/{name}.npy', VALUES[i, ..., 'uv'.index(name)])
+    np.testing.assert_array_equal(read(runs, 'TXY', ['v', 'u'])[0], VALUES[:3, ..., ::-1])
+    (runs / 'run_1/v.npy').unlink()
+    with pytest.raises(InputError, match='run_1: expected each of --variables v u in one file'):
+        read(runs, 'TXY', ['v', 'u'])
 
 
 # ------------------------------------------------------------------------------------------------ numbers of a run
