@@ -59,7 +59,8 @@ class Piece(NamedTuple):
     start: int = 0              # its first frame in them
 
     def __str__(self):
-        return f'{self.parts[0][0]}' + (f', from its frame {self.start} on' if self.start else '')
+        return ' '.join(map(str, self.parts[0])) + (f', from its frame {self.start} on' if self.start
+                                                    else '')
 
 
 @dataclass(frozen=True)
@@ -362,12 +363,12 @@ def dt_said(arrays, others, near, N):
     arrays: {name: array} of the fields. others: of all else, the nearest first, which count if they
         are in the group of a field or around it. near: of `ancestry`. N: trajectories in the file.
     """
-    said = [[number_of(getattr(array, 'dt', None))] for array in arrays.values()]
+    said = [[dt for array in arrays.values() if (dt := number_of(getattr(array, 'dt', None))) > 0]]
     for name, array in others.items():
         beside = name.split('/')[-1] == 'dt' and not near(name)[0] and array is not None
         if beside and math.prod(array.shape) in (1, N):
             said.append(np.unique(array[()] * SECONDS.get(text_said(array).lower(), 1)).tolist())
-    return next((numbers for numbers in said if min(numbers) > 0), [])
+    return next((numbers for numbers in said if min(numbers, default=0) > 0), [])
 
 
 def even_steps(where, lines, uneven):
@@ -429,17 +430,18 @@ def in_order(paths):
 
 
 def paths_of(sources):
-    """Files in the order of the numbers in their names; a folder stands for its files, or if it has
-    none, for the folders in it."""
+    """Files, each once, in the order of the numbers in their names; a folder stands for its files,
+    or if it has none, for the folders in it."""
     def files(paths):
-        return {path for path in paths if path.suffix.lower() in KINDS and path.is_file()
-                and path.name[0] != '.'}
-    folders = {}
+        return {path.resolve(): path for path in sorted(paths) if path.suffix.lower() in KINDS
+                and path.is_file() and path.name[0] != '.'}
+    found, folders = {}, {}
     for source in map(Path, sources):
         inside = files([source]) or files(source.glob('*')) or files(source.glob('[!.]*/*'))
         require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
-        for path in inside:
-            folders.setdefault(path.parent, set()).add(path)
+        found |= inside
+    for path in found.values():
+        folders.setdefault(path.parent, []).append(path)
     return [path for folder in in_order(folders) for path in in_order(folders[folder])]
 
 
@@ -501,7 +503,13 @@ def join(paths, own):
             for group in groups:
                 agree(group, own.uneven)
     if len(paths) > 1:
-        print(f'{len(paths)} files are joined as {how}: {paths[0].name} ... {paths[-1].name}')
+        first, last = ['/'.join(path.parts[-min(len(folders), 2):]) for path in paths[::len(paths) - 1]]
+        print(f'{len(paths)} files are joined as {how}: {first} ... {last}')
+    mine = {path.stem for path in paths} - {path.stem for path in paths_of(own.test_source)}
+    texts = {key[::2]: stem for stem, key in numbered(mine)[0].items()}
+    if how == 'trajectories (N)' and len(folders) > 1 < len(texts):
+        warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
+             f'file is a trajectory; name by --variables what is one together')
     return runs, names
 
 
@@ -679,17 +687,19 @@ def own_source(sources, own):
     frames = own.frames or longest
     require(frames <= (longest if own.frames else shortest),
             f'--frames {own.frames or "(none)"}: there are trajectories of {shortest} to {longest} '
-            f'frames; --frames {shortest} cuts them into pieces of as many')
+            f'frames; --frames {max(2, shortest)} cuts them into pieces of as many')
+    require(frames > 1, f'--layout {main}, --frames {own.frames}: a trajectory needs two frames')
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
-    tests = paths_of(own.test_source)
+    tests = [path.resolve() for path in paths_of(own.test_source)]
     mine, given = [], []                                            # pieces of each trajectory
     for piece, n in source.items:
         starts = range(0, piece.frames - frames + 1, frames)
         pieces = [(piece._replace(frames=frames, start=start), n) for start in starts]
-        (given if piece.parts[0][0] in tests else mine).append(pieces)
+        (given if piece.parts[0][0].resolve() in tests else mine).append(pieces)
     if len(mine) == 1 and own.frames:
-        print('one trajectory, which is split in time: its last pieces are for testing')
+        print('one trajectory, which is split in time' + (
+            '' if given else ': its last pieces are for testing'))
         mine = [[piece] for piece in mine[0]]
         own = replace(own, split='order')
     items = splits([pieces for pieces in mine if pieces], own)
@@ -697,7 +707,7 @@ def own_source(sources, own):
     items = {split: pieces for split, pieces in items.items() if pieces}
     dt = own.dt or attributes['dt']
     other = '' if attributes['dt'] in (None, dt) else f' instead of {attributes["dt"]:g} in the files'
-    origin = f'of --dt{other}' if own.dt else 'as in the files'
+    origin = f'of --dt{other}' if own.dt else 'of the files'
     print('dt 1, since no file says it' if dt is None else f'dt {dt:g}, {origin}')
     return source._replace(shape=(frames, *source.shape[1:]), items=items,
                            attributes=attributes | {'dt': dt})

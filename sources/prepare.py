@@ -168,8 +168,9 @@ def convert(folder, source, nan_to_num=False, masked=False):
                 if wrong.any():
                     where += f', frame {place[1].start + np.argwhere(wrong)[0, 0]}'
                     also = ', or nan at the same points of all frames' if masked else ''
-                    refuse(where, f'finite values{also}', 'nan, infinity or too large a number',
-                           '--nan_to_num replaces them')
+                    found = f'numbers where {path} has gaps' if np.isfinite(rounded[wrong]).all() else (
+                        'nan, infinity or too large a number')
+                    refuse(where, f'finite values{also}', found, '--nan_to_num replaces them')
                 parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
                 output[place] = fill(block, gaps, guess) if gaps.any() else block

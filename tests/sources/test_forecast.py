@@ -158,7 +158,7 @@ def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatc
     flags = '--source', 'runs', '--variables', 'u', 'mask', 'phase', '--layout', 'TYX', '--split', 'order'
     code, error, printed = call(['mine', *flags], prepare)
     assert code == 0 and '60 files are joined as trajectories (N): run_0.nc ... run_59.nc' in printed, error
-    assert 'dt 0.25, as in the files' in printed and 'phase is static, a number' in printed
+    assert 'dt 0.25, of the files' in printed and 'phase is static, a number' in printed
     turned = netcdf('turned.nc', dict(time=8, y=24, x=16), attributes=dict(phase=0.0),
                     u=(('time', 'x', 'y'), runs[0]), mask=(('x', 'y'), np.ones((16, 24))))
     with pytest.raises(InputError, match='turned.nc: the axis of x is Y, in the training X'):

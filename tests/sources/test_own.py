@@ -128,15 +128,46 @@ def test_files_are_frames_or_parts_of_n_or_channels(tmp_path, capsys):
         assert source.attributes['channels'] == ['v', 'u']
     values, _ = read([tmp_path / 'u.npy', tmp_path / 'v.npy'], 'NTXY')
     np.testing.assert_array_equal(values[..., 0], np.concatenate([VALUES[..., 0], VALUES[..., 1]]))
+
+
+def test_a_folder_stands_for_the_folders_of_runs_in_it(tmp_path, call, refused, capsys):
     runs = tmp_path / 'runs'
     for i in range(3):
         (runs / f'run_{i}').mkdir(parents=True)
         for name in 'uv':
             np.save(runs / f'run_{i}/{name}.npy', VALUES[i, ..., 'uv'.index(name)])
+    (runs / 'latest').symlink_to(runs / 'run_1')
     np.testing.assert_array_equal(read(runs, 'TXY', ['v', 'u'])[0], VALUES[:3, ..., ::-1])
+    assert '6 files are joined as channels of trajectories (N): ' in capsys.readouterr().out
+    flags = '--source', runs, '--layout', 'TXY', '--variables', 'u', 'v'
+    found, *_ = prepared(call, tmp_path, *flags, '--test_source', runs / 'latest/../run_1', '--valid', 0)
+    np.testing.assert_array_equal(found['train'], np.float32(VALUES[[0, 2]]))
+    np.testing.assert_array_equal(found['test'], np.float32(VALUES[[1]]))
+    read(runs, 'TXY')
+    assert 'the names u v differ in more than numbers' in capsys.readouterr().err
+    flags = ['bad', '--data', tmp_path, *flags]
+    v = VALUES[2, ..., 1].copy()
+    v[3, 0] = np.nan
+    np.save(runs / 'run_2/v.npy', v)
+    where = f'{runs}/run_2/u.npy {runs}/run_2/v.npy'
+    refused(flags, f'{where}, trajectory 0, frame 3: expected finite', prepare, lines=None)
+    v[:, 0] = np.nan
+    np.save(runs / 'run_2/v.npy', v)
+    refused(flags, f'found numbers where {where} has gaps', prepare, lines=None)
+    single = [*flags[:6], 'XY', *flags[7:]]
+    for i in range(3):
+        for name in 'uv':
+            np.save(runs / f'run_{i}/{name}.npy', VALUES[i, 0, ..., 0])
+    refused(single, '--layout XY, --frames 0: a trajectory needs two frames', prepare, lines=None)
     (runs / 'run_1/v.npy').unlink()
-    with pytest.raises(InputError, match='run_1: expected each of --variables v u in one file'):
-        read(runs, 'TXY', ['v', 'u'])
+    (runs / 'latest').unlink()
+    refused(flags, 'run_1: expected each of --variables u v in one file, as in the other folders', prepare, lines=None)
+    for name, dt in ('u', 0.1), ('v', 0.3):
+        with h5py.File(tmp_path / f'{name}.h5', 'w') as file:
+            file[name] = VALUES[..., 'uv'.index(name)]
+            file[name].attrs['dt'] = dt
+    files = tmp_path / 'u.h5', tmp_path / 'v.h5'
+    refused([*flags[:4], *files, '--layout', 'NTXY', *flags[7:]], 'u.h5: the time between frames is 0.3, in ', prepare)
 
 
 # ------------------------------------------------------------------------------------------------ numbers of a run
@@ -323,7 +354,7 @@ def test_a_dataset_keeps_its_names_and_dt_when_it_is_cut_or_joined(tmp_path, cal
     a, b, swapped, slower = (tmp_path / name / 'train.h5' for name in ('a', 'b', 'swapped', 'slower'))
     flags = '--layout', 'NTXYC', '--frames', 3
     found, attributes, printed, _ = prepared(call, tmp_path, '--source', a, b, *flags)
-    assert sum(len(values) for values in found.values()) == 20 and 'dt 0.5, as in the files' in printed
+    assert sum(len(values) for values in found.values()) == 20 and 'dt 0.5, of the files' in printed
     assert [attributes[name] for name in ('channels', 'static', 'dt')] == [['u', 'v', 'm'], ['m'], [0.5]]
     found, attributes, _, _ = prepared(call, tmp_path, '--source', a, '--channels', *'pqr', *flags, name='named')
     assert [attributes[name] for name in ('channels', 'static')] == [['p', 'q', 'r'], ['r']]
