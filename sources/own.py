@@ -502,6 +502,7 @@ def join(paths, own):
             runs = [(group,) for group in groups]
             for group in groups:
                 agree(group, own.uneven)
+            break                               # or files of one folder would be opened again
     if len(paths) > 1:
         first, last = ['/'.join(path.parts[-min(len(folders), 2):]) for path in paths[::len(paths) - 1]]
         print(f'{len(paths)} files are joined as {how}: {first} ... {last}')
