@@ -293,8 +293,8 @@ class RunConfig:
                    'out/<checkpoint>-<dataset>')
     device: str = arg('auto', 'auto, cpu, cuda, cuda:0, mps; auto takes cuda if there is one')
     threads: int = arg(0, 'of each process on a CPU; 0: PyTorch chooses', least=0)
-    dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, and on a CPU with AMX '
-                     'from --width 256', choices=('auto', 'fp32', 'bf16'))
+    dtype: str = arg('auto', 'bf16: by autocast; auto: on a GPU that has it, and from --width 256 on '
+                     'a CPU with AVX512_BF16', choices=('auto', 'fp32', 'bf16'))
     form: str = arg('fast', 'paper: each equation as printed, slower', choices=('fast', 'paper'))
     compile: str = arg('off', "on: compile the network; graphs: also as CUDA graphs; default: "
                        "of train.py graphs for the paper's sizes on a GPU",

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from configs import InputError, show
 from runtime.terminal import SIGNALS, handling
 
-WIDE = 256              # the token width from which bf16 pays on a CPU with AMX
+WIDE = 256              # the token width from which bf16 pays on a CPU with AVX512_BF16
 TIMEOUT = timedelta(hours=1)        # of a wait for others; rank 0 alone generates data, for minutes
 
 
@@ -59,13 +59,13 @@ def choose_device(name='auto'):
 def precision(dtype, processes, width=0):
     """--dtype, where 'auto' is 'bf16' if all processes gain by it, and else 'fp32'.
 
-    width: that of a token; on a CPU bf16 pays from WIDE on, and only with AMX.
+    width: that of a token; on a CPU bf16 pays from WIDE on, if it has AVX512_BF16.
     """
     if dtype != 'auto':
         return dtype
     kind = processes.device.type
     gains = (kind == 'cuda' and torch.cuda.is_bf16_supported(including_emulation=False)
-             or kind == 'cpu' and width >= WIDE and torch.cpu._is_amx_tile_supported())
+             or kind == 'cpu' and width >= WIDE and torch.cpu._is_avx512_bf16_supported())
     return 'bf16' if processes.sum(torch.tensor(float(gains))) == processes.world_size else 'fp32'
 
 

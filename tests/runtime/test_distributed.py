@@ -67,7 +67,7 @@ def test_nothing_takes_tf32(monkeypatch):
     ('auto', 512, True, 'bf16'), ('auto', 512, False, 'fp32'), ('auto', configs.model('mini').width, True, 'fp32'),
     ('fp32', 512, True, 'fp32'), ('bf16', 0, False, 'bf16')])
 def test_auto_takes_bf16_on_a_processor_that_has_it_if_the_network_is_wide(dtype, width, has, expected, monkeypatch):
-    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: has)
+    monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: has)
     assert distributed.precision(dtype, distributed.Processes(0, 1, CPU), width) == expected
 
 

@@ -142,12 +142,12 @@ def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun):
 
 def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another(folder, tmp_path, monkeypatch, call):
     monkeypatch.setattr(distributed, 'WIDE', 16)                                # the width of the network
-    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: True)
+    monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: True)
     out = tmp_path / 'out'
     with monkeypatch.context() as patch:
         at_step(2, lambda: signal.raise_signal(signal.SIGTERM), patch)
         assert call(command(folder, out, steps=3)[1:])[0] == 128 + signal.SIGTERM
-    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: False)
+    monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: False)
     before = torch.load(out / 'last.pt', weights_only=True)
     assert before['dtype'] == 'bf16' and before['config']['run']['dtype'] == 'auto'
     assert ' bf16 on 1 x cpu' in call(command(folder, out, '--resume', steps=3)[1:])[2]
