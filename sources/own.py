@@ -431,15 +431,17 @@ def in_order(paths):
 
 def paths_of(sources):
     """Files, each once, in the order of the numbers in their names; a folder stands for its files,
-    or if it has none, for the folders in it."""
+    or if it has none, for those of the folders in it; a line says so where it has both."""
     def files(paths):
         return {path.resolve(): path for path in sorted(paths) if path.suffix.lower() in KINDS
                 and path.is_file() and path.name[0] != '.'}
     found, folders = {}, {}
     for source in map(Path, sources):
-        inside = files([source]) or files(source.glob('*')) or files(source.glob('[!.]*/*'))
-        require(inside, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
-        found |= inside
+        inside, below = files([source, *source.glob('*')]), files(source.glob('[!.]*/*'))
+        require(inside or below, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
+        if inside and below:
+            warn(f'{source}: its own files are read, and not the {len(below)} in its folders')
+        found |= inside or below
     for path in found.values():
         folders.setdefault(path.parent, []).append(path)
     return [path for folder in in_order(folders) for path in in_order(folders[folder])]
@@ -506,7 +508,7 @@ def join(paths, own):
     if len(paths) > 1:
         first, last = ['/'.join(path.parts[-min(len(folders), 2):]) for path in paths[::len(paths) - 1]]
         print(f'{len(paths)} files are joined as {how}: {first} ... {last}')
-    mine = {path.stem for path in paths} - {path.stem for path in paths_of(own.test_source)}
+    mine = {path.stem for path in paths} - {path.stem for path in own.test_source}
     texts = {key[::2]: stem for stem, key in numbered(mine)[0].items()}
     if how == 'trajectories (N)' and len(folders) > 1 < len(texts):
         warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
@@ -672,6 +674,7 @@ def splits(trajectories, own):
 
 def own_source(sources, own):
     """The Source in files of one's own, which is split, by the flags of an Own."""
+    own = replace(own, test_source=tuple(paths_of(own.test_source)))
     source = find_runs(paths_of([*sources, *own.test_source]), own)
     attributes = source.attributes
     main, named = parse_layout(attributes['layout'].split())
@@ -692,7 +695,7 @@ def own_source(sources, own):
     require(frames > 1, f'--layout {main}, --frames {own.frames}: a trajectory needs two frames')
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
-    tests = [path.resolve() for path in paths_of(own.test_source)]
+    tests = [path.resolve() for path in own.test_source]
     mine, given = [], []                                            # pieces of each trajectory
     for piece, n in source.items:
         starts = range(0, piece.frames - frames + 1, frames)

@@ -162,6 +162,9 @@ def test_a_folder_stands_for_the_folders_of_runs_in_it(tmp_path, call, refused, 
     (runs / 'run_1/v.npy').unlink()
     (runs / 'latest').unlink()
     refused(flags, 'run_1: expected each of --variables u v in one file, as in the other folders', prepare, lines=None)
+    np.save(runs / 'u.npy', VALUES[3, ..., 0])
+    assert own.paths_of([runs]) == [runs / 'u.npy']
+    assert f'{runs}: its own files are read, and not the 5 in its folders' in capsys.readouterr().err
     for name, dt in ('u', 0.1), ('v', 0.3):
         with h5py.File(tmp_path / f'{name}.h5', 'w') as file:
             file[name] = VALUES[..., 'uv'.index(name)]
