@@ -120,7 +120,8 @@ class ModelConfig:
         for name in {'aot': (), 'plain': OF_THE_STREAMS}.get(self.title, OF_AOTPOT):
             value = getattr(self, name)
             if value != getattr(ModelConfig, name):
-                raise InputError(f'{name} {show(value)}: the network {self.title} has no such '
+                given = name if value is True else f'{name} {show(value)}'
+                raise InputError(f'{given}: the network {self.title} has no such '
                                  f'thing; leave it out')
         if self.network != 'aotpot':
             return
@@ -133,7 +134,8 @@ class ModelConfig:
                 raise InputError(f'width {self.width} is not divisible by {divisor}, the number '
                                  f'of {name}')
         if any(size % self.patch for size in self.resolution):
-            raise InputError(f'resolution {self.resolution} is not divisible by patch {self.patch}')
+            raise InputError(f'resolution {show(self.resolution)} is not divisible by patch '
+                             f'{self.patch}')
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class TrainConfig:
     weight_decay: float = arg(1e-6, 'decoupled weight decay of AdamW')
     grad_clip: float = arg(1e4, "largest gradient norm, by default DPOT's; 0: no clipping")
     noise: float = arg(5e-4, 'noise on the input over the norm of a sample and channel (epsilon); '
-                       'with --normalize over 143 deviations of a channel in its dataset')
+                       'with --normalize 7e-5 is a hundredth of the deviation of a channel')
     loss: str = arg('relative', 'relative: L2RE; change: more of it in slow fields; squared: MSE')
     balance: float = arg(0.1, "weight of MoE-POT's balance loss beside the loss", flag=False)
     sampling: tuple = arg((), "w_k, such as dr_pdb=5; of others the paper's, or 1", nargs='+')

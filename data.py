@@ -186,6 +186,9 @@ def writer(path, shape, called='', **attributes):
     path = Path(path)
     check_headers(path.parent, {path.stem: (shape, np.dtype('f4'), attributes)})
     with files.lock(path.parent), files.replacing(path) as part, h5py.File(part, 'w') as file:
+        need, free = 4 * math.prod(shape), shutil.disk_usage(part).free
+        require(need < free, f'{called or path}: needs {need / 1e9:.2g} GB of the disk, of which '
+                             f'{free / 1e9:.2g} are free')            # or HDF5 may fail as it closes
         stored = file.create_dataset('data', shape, 'float32', fillvalue=np.nan)
         stored.attrs.update(attributes)
         rounded = Rounded(stored, called or path)
@@ -339,8 +342,8 @@ class Trajectories:
                         f'that it is predicted')
         return batch
 
-    def pairs(self):
-        """Yield the first and the last frame of a window of a trajectory each, (2, 1, *space, C).
+    def places(self):
+        """Yield the places of the first and the last frame of a window of a trajectory each.
 
         They are of at most 128 trajectories, and stand for all fields of the split.
         """
@@ -350,13 +353,22 @@ class Trajectories:
             golden = i * 0.618 % 1                              # spreads any number of them evenly
             first = int(golden * (self.frames - self._T))
             last = 1 if self.steady else first + self._T
-            yield self.windows([(trajectory, first), (trajectory, last)], 1)
+            yield (trajectory, first), (trajectory, last)
+
+    def pairs(self):
+        """Yield the two frames of each of the `places`, (2, 1, *space, C)."""
+        return (self.windows(pair, 1) for pair in self.places())
 
     @functools.cached_property
     def units(self):
-        """The `Units` of the `pairs`."""
+        """The `Units` of the `pairs`, of which float32 has to keep what other types hold."""
         moments = [torch.var_mean(pair.double().flatten(1, -2), 1, correction=0)
                    for pair in self.pairs()]
+        if self._data.dtype != np.float32:
+            rounded = Rounded(np.empty(self.shape[2:], np.float32), self.path)
+            for trajectory, frame in chain(*self.places()):
+                rounded[...] = self._data[self._rows[trajectory], frame]
+            rounded.check(self.channel_names)
         variances, means = map(torch.stack, zip(*moments))                      # (pairs, 2, C')
         return Units.of(means, variances, self.evolving, self.steady)
 
@@ -413,17 +425,18 @@ class Units(NamedTuple):
         return Units(*(F.pad(x, lacking, value=value) for x, value in zip(self, values)))
 
 
-def standardize(u, T, own, some_own=True, least=AT_REST):
+def standardize(u, T, own, some_own=True, least=AT_REST, space=()):
     """Windows u (b, frames, *space, C) with mean 0 and deviation 1 in T frames, where `own` is 1.
 
     Returns also the condition (b, 2, C): the mean and the deviation that were taken, or 0 and 1.
     own: (b, C) or (C,). some_own: whether any is 1, known without waiting for a device.
-    least: the deviation of a channel at rest.
+    least: the deviation of a channel at rest. space: the grid on which they are taken; (): of u.
     """
     if not some_own:
         own = own.expand(len(u), -1)
         return u, torch.stack([torch.zeros_like(own), torch.ones_like(own)], 1)
-    variance, mean = torch.var_mean(u[:, :T].flatten(1, -2), 1)
+    seen = resize(u[:, :T], space or u.shape[2:-1])
+    variance, mean = torch.var_mean(seen.flatten(1, -2), 1)
     condition = torch.stack([mean * own, variance.sqrt().clamp_min(least) ** own], 1)
     mean, deviation = condition.view(len(u), 2, *[1] * (u.ndim - 2), -1).unbind(1)
     return (u - mean).div_(deviation), condition
@@ -440,6 +453,7 @@ class Batch(NamedTuple):
     floor: torch.Tensor         # (B, C), the deviation below which a channel is at rest
     evolving: torch.Tensor      # (B, C), whether the channel is predicted
     noise: list                 # of each sample the seed, and the channels that get it
+    space: tuple = ()           # the grid of the model; (): that of the windows
     condition: torch.Tensor | None = None       # (B, 2, C), see `standardize`
 
     def to(self, device):
@@ -461,7 +475,7 @@ class Batch(NamedTuple):
             shape = *u.shape[:2], *[1] * (rows.ndim - 3), -1
             mean, deviation = (x.repeat(1, 1, u.shape[-2]).view(shape) for x in (mean, deviation))
             u = (rows - mean).div_(deviation).view(u.shape)
-            done.append(standardize(u, u.shape[1] - 1, own, some_own))
+            done.append(standardize(u, u.shape[1] - 1, own, some_own, space=self.space))
         windows, conditions = zip(*done)
         condition = torch.cat(conditions)
         return self._replace(windows=windows, floor=floor / condition[:, 1], evolving=evolving,
@@ -481,6 +495,7 @@ class Windows:
         C = config.channels
         self.datasets = datasets
         self.T = config.frames
+        self.space = config.resolution
         self.seed = seed
         self.share = np.divide(sampling, sum(sampling))             # of the draws, w_k / sum w
         self._up_to = self.share.cumsum() / self.share.cumsum()[-1]
@@ -514,7 +529,7 @@ class Windows:
             windows.append(self.datasets[k].windows(places, self.T + 1, self.pinned))
         of_samples = zip(*(self._numbers[k] for k, *_ in samples))
         noise = [(seed, self.datasets[k].evolving) for k, *_, seed in samples]
-        return Batch(windows, *map(torch.stack, of_samples), noise)
+        return Batch(windows, *map(torch.stack, of_samples), noise, self.space)
 
 
 def samples_per_pass(batch_size, world_size=1, parts=1):

@@ -74,6 +74,7 @@ class Predictor:
         self.constant[dataset.evolving] = False
         header = trained_on(model).get(dataset.name, {})
         units = data.Units.read(header) if 'units' in header else dataset.units
+        self.steady = not units.mean[0].equal(units.mean[1])
         usual = units.deviation[1, dataset.evolving]
         self.floor = data.AT_REST * usual.to(device)                # (C''), of a channel at rest
         known = trained_on(model)
@@ -106,7 +107,7 @@ class Predictor:
 
     def along(self, frames, steps):
         """Native frames (B, T, *space', C') -> yields the `prediction` of each step after them."""
-        if steps > 1 and not self.units.mean[0].equal(self.units.mean[1]):
+        if steps > 1 and self.steady:
             raise InputError(f'{steps} steps: the input of a steady problem is another field than '
                              f'its solution, after which there is no step')
         state = self.state(frames)
@@ -533,6 +534,11 @@ def forecast_from_files(trained, args, processes):
     names = [header['channels'][c] for c in data.evolving_of(header)]
     channel = channel_to_draw(args, here, len(u), names)
     v = rollout(trained.model, u, args.rollout, name, args.batch_size, args.dtype)
+    finite = np.isfinite(v).all((0, *range(2, v.ndim)))                         # of each step
+    if not finite.all():
+        step = finite.argmin()
+        raise InputError(f'--rollout {args.rollout}: from step {step + 1} on predictions are not '
+                         f'finite' + (f'; --rollout {step} ends before' if step else ''))
     header = {**header, 'dt': header['dt'] or dt}
     forecast.write_forecast(args.write, np.where(gaps, np.nan, v), header)
     print(f'{args.write}: {args.rollout} frames after the last of {here}', flush=True)
@@ -551,7 +557,7 @@ def parser_of(description):
     add('--checkpoint', default='', help='default: the newest run under out/, or weights/mini.pt')
     add('--data', default='', help='folder of the datasets; default: that of the training')
     add('--datasets', nargs='+', default=(),
-        help='default: of the training, in evaluate.py with --data all')
+        help='default: those of the training, or in evaluate.py all in another --data')
     add('--resolution', default='', metavar='X', help='another model grid, such as 256 or 96x192')
     add('--batch_size', type=int, default=16, metavar='N', help='trajectories at once [16]')
     add('--figures', default='', metavar='DIR', help='draw into this folder')
@@ -579,7 +585,11 @@ def open_checkpoint(args):
     saved = checkpoint.load_file(args.checkpoint or checkpoint.newest())
     model = checkpoint.load_model(saved, device=processes.device)
     if args.resolution:
+        dims = model.config.dims
         model.config = configs.override(model.config, Namespace(resolution=args.resolution))
+        if model.config.dims != dims:
+            raise InputError(f'--resolution {args.resolution}: {saved["path"]} takes '
+                             f'grids of {dims} dimensions')
     config = model.config
     path = saved['path']
     run = {'data': '', 'datasets': (), **saved['config'].get('run', {})}
@@ -693,7 +703,7 @@ def main():
         return finish(args, processes, trained, report)
     long = args.rollout is not None
     names = configs.datasets_of(args.datasets)
-    if not names and args.data in ('', trained.data):
+    if not names and (not args.data or Path(args.data).resolve() == Path(trained.data).resolve()):
         names = [LONG] if long and LONG in trained.datasets else trained.datasets
     tests = open_tests(trained, names, args, processes, args.samples if long else None)
     if long:

@@ -7,7 +7,8 @@
 Embedding and readout are fresh if the number of field channels, the spatial dimension or the patch
 size differs, the temporal weights for another number of input frames, of which a steady problem has
 one. The position embedding is resized to another grid. The router of experts stays as it is, unless
-the training is from scratch, and there is no balance loss. The rest is as in train.py.
+the training is from scratch, and there is no balance loss. The rest is as in train.py, but the
+network and most of the recipe are those of the checkpoint, whatever stands in brackets below.
 """
 import runtime  # noqa: F401, isort: skip, before torch
 import dataclasses

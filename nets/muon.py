@@ -46,7 +46,7 @@ class Muon(torch.optim.AdamW):
     The update of a matrix is orthogonalize(Nesterov's momentum) times sqrt(max(1, m / n)) and the
     learning rate of its group. A matrix without a gradient, such as that of an expert which no
     sample took, stays as it is.
-    matrices: {form: parameters} with m outputs and n inputs. 'matrix': (m, n) or a kernel
+    matrices: {form: parameters} with m outputs and n inputs, squares in any order. 'matrix': (m, n) or a kernel
         (m, n1, n2). 'stack': (..., m, n). 'complex': (2, ..., m, n), real and imaginary parts.
     rest: the parameters for AdamW, whose other arguments are `settings`.
     ratio: of the first learning rate of the matrices to that of the rest.

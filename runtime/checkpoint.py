@@ -1,7 +1,8 @@
 """Checkpoints: read, write, take over weights.
 
 A checkpoint of train.py is a dict: 'model', a state dict; 'config', the configs as dicts {'model',
-'train', 'run'}; 'step'; 'data', {name: data.read_headers}; and what runs.save adds in last.pt.
+'train', 'run'}; 'step'; 'data', {name: data.read_headers}; 'dtype'; in best.pt 'valid', its error;
+and what runs.save adds in last.pt.
 """
 import argparse
 import re

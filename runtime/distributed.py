@@ -51,7 +51,7 @@ def choose_device(name='auto'):
         if device.type == 'cuda' and device.index is None:
             device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', 0)))
         torch.zeros(1, device=device).item()            # on 'meta' there are no numbers
-    except (AssertionError, RuntimeError, ValueError) as error:
+    except (AssertionError, ImportError, RuntimeError, ValueError) as error:
         raise InputError(f'--device {name}: not available ({str(error).splitlines()[0]})') from None
     return device
 

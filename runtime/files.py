@@ -78,8 +78,8 @@ def require_held(folder):
 def lock(folder, processes=None, wait=''):
     """Keep other processes out of `folder` within the block, by a lock of rank 0 on <folder>/lock.
 
-    A process that has the lock already goes on. A block that fails and has written nothing leaves
-    no new folder.
+    A process that has the lock already goes on. Where a block fails and has written nothing, a
+    folder that is new goes, without `wait`.
     wait: what another process with the lock does, such as 'generating', to wait for its end; else
     raises InputError.
     """

@@ -1,5 +1,6 @@
 """How much memory a training step takes on a CPU, where Linux ends a process without a word."""
 import math
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,9 @@ def available():
     group = Path('/sys/fs/cgroup')
     with suppress(OSError, ValueError):                         # ValueError: its limit is 'max'
         limit = int((group / 'memory.max').read_text())
-        free = min(free, limit - int((group / 'memory.current').read_text()))
+        files = re.search(r'inactive_file (\d+)', (group / 'memory.stat').read_text())[1]
+        used = int((group / 'memory.current').read_text()) - int(files)     # which it lets go
+        free = min(free, limit - used)
     return free
 
 
@@ -49,7 +52,7 @@ def forecast(model, samples, parts):
     fixed = 4 * weights                                         # with gradients and two moments
     each = saved_bytes(model)
     need = fixed + each * samples
-    free = available()
+    free = available() / int(os.environ.get('LOCAL_WORLD_SIZE', 1))         # of torchrun
     line = f'memory: about {need / 1e9:.2g} GB for a step, {free / 1e9:.2g} GB are available'
     if need < free:
         return line

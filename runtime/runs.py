@@ -116,7 +116,7 @@ def read_log(path):
     off at the end is left out.
     """
     steps = {}
-    with files.naming(path, 'damaged, or not the log of a run'):
+    with files.naming(path, 'damaged, or not the log of a run', (*files.OF_FILES, TypeError)):
         for text in Path(path).read_text(encoding='utf-8').split('\n')[:-1]:
             line = json.loads(text)
             steps.setdefault(line['step'], {}).update(line)
@@ -140,7 +140,7 @@ class Log:
         if processes.rank == 0:
             files.write_text(path, ''.join(json.dumps(line) + '\n' for line in lines))
         self.since = time.perf_counter()            # from when on the next steps are timed
-        self.began = self.since - max((line['wall_s'] for line in lines), default=0.0)
+        self.began = self.since - max((line.get('wall_s', 0) for line in lines), default=0.0)
 
     def add(self, loss, norm, load):
         """Note the loss and gradient norm of a step, and the load of its experts (layers, E)."""

@@ -172,6 +172,11 @@ def test_a_forecast_goes_from_a_file_into_a_file_and_a_picture(tmp_path, call, r
             np.testing.assert_array_equal(file['0'], np.load(written))
             np.testing.assert_allclose(file['time'], 0.1 * np.arange(1, 5))             # by --dt
     refused(flags, 'a forecast needs --frames FILE, --write FILE and', evaluate, lines=None)
+    saved = torch.load(model / 'last.pt', weights_only=True)
+    saved['model']['readout.project.weight'] *= 1e25
+    torch.save(saved, tmp_path / 'wild.pt')
+    refused(['--checkpoint', tmp_path / 'wild.pt', *flags[2:], '--write', tmp_path / 'wild.npy'],
+            '--rollout 4: from step 2 on predictions are not finite; --rollout 1 ends before', evaluate, lines=None)
     assert evaluate.load(model).data['mine']['train']['layout'] == 'TXY'
     pytest.importorskip('matplotlib', reason='the figures need it')
     flags += ['--write', tmp_path / 'again.npy', '--figures', tmp_path / 'figures']

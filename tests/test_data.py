@@ -88,6 +88,25 @@ def test_what_float32_takes_is_said(tmp_path, capsys, u, said):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * bool(said)
     assert all(re.search(f'own/t.*.h5: channel p: .*, of which float32 {said}', x) for x in lines)
+    with h5py.File(tmp_path / 'own/train.h5', 'w') as file:                             # in another type
+        file['data'] = u
+    opened(tmp_path).units
+    assert ('own/train.h5: channel 0: ' in capsys.readouterr().out) == bool(said)
+
+
+def test_another_field_in_float32_is_refused_whatever_wrote_it(tmp_path):
+    write(tmp_path)
+    with h5py.File(tmp_path / 'own/train.h5', 'w') as file:
+        file['data'] = 1e9 + normal(3, 8, 4, 6, 2)
+    with pytest.raises(InputError, match='own/train.h5: channel 0: .* loses 100.0%'):
+        opened(tmp_path).units
+
+
+def test_what_does_not_fit_on_the_disk_is_refused_before_any_work(tmp_path):
+    with pytest.raises(InputError, match=r'large/train.h5: needs 4e\+08 GB of the disk, of which .* are free'):
+        with data.writer(tmp_path / 'large/train.h5', (10 ** 6, 100, 10 ** 4, 10 ** 5, 1)):
+            raise AssertionError
+    assert not (tmp_path / 'large').exists()
 
 
 def test_what_float32_takes_is_counted_channel_by_channel_however_a_caller_writes(tmp_path, capsys):
@@ -329,6 +348,11 @@ def test_windows_that_differ_by_more_than_they_vary_get_units_of_their_own(tmp_p
          'steady': (u * factor ** 2)[:, :2]}[differ]
     write(tmp_path, values=u)
     assert opened(tmp_path, T=u.shape[1] - 1).units.own.tolist() == 3 * [own]
+    config = configs.model('tiny', patch=2, resolution=(4, 6), frames=5, channels=3, normalize=True)
+    if own:         # the network sees fields of mean 0 and deviation 1, in training as in a rollout
+        batch = data.Windows([opened(tmp_path, T=5)], config, [1], 0)[range(4)].to(torch.device('cpu'))
+        variance, mean = torch.var_mean(data.noisy_inputs(batch, config, 0).flatten(1, -2), 1)
+        torch.testing.assert_close(torch.stack([mean, variance]), torch.tensor([0., 1]).view(2, 1, 1).expand(2, 4, 3))
     v, condition = data.standardize(torch.full((1, 3, 2, 2, 1), 7.0), 2, torch.ones(1))
     assert not v.any() and condition[0, 1] == data.AT_REST
 
@@ -337,8 +361,8 @@ WEIGHTS = 1, 3, 1
 
 
 def windows_of(datasets, C, weights=WEIGHTS, seed=0, normalize=False):
-    """The data.Windows of a network of four frames and C channels."""
-    config = configs.model('tiny', frames=4, channels=C, normalize=normalize)
+    """The data.Windows of a network of four frames and C channels on the grid of `coded`."""
+    config = configs.model('tiny', frames=4, channels=C, normalize=normalize, patch=2, resolution=(4, 6))
     return data.Windows(datasets, config, weights, seed)
 
 

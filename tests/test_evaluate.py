@@ -278,13 +278,14 @@ def test_frames_along_a_line_need_no_second_axis_of_space(shape, T, expected):
 
 
 def test_nothing_follows_the_solution_of_a_steady_problem():
-    model = small_model(frames=1, normalize=True)
     units = data.Units(torch.zeros(2, 1), torch.tensor([[1.], [3.]]), torch.zeros(1)).header()
     units['mean'][1] = [2.0]
-    model.data = {'heat': {'train': dict(channels=['u'], static=[], shape=[9, 2, 16, 16, 1], units=units)}}
-    assert evaluate.rollout(model, torch.rand(3, 1, 16, 16, 1), 1).shape == (3, 1, 16, 16, 1)
-    with pytest.raises(configs.InputError, match='2 steps: the input of a steady problem is another'):
-        evaluate.rollout(model, torch.rand(3, 1, 16, 16, 1), 2)
+    for normalize in True, False:
+        model = small_model(frames=1, normalize=normalize)
+        model.data = {'heat': {'train': dict(channels=['u'], static=[], shape=[9, 2, 16, 16, 1], units=units)}}
+        assert evaluate.rollout(model, torch.rand(3, 1, 16, 16, 1), 1).shape == (3, 1, 16, 16, 1)
+        with pytest.raises(configs.InputError, match='2 steps: the input of a steady problem is another'):
+            evaluate.rollout(model, torch.rand(3, 1, 16, 16, 1), 2)
 
 
 def test_data_with_the_channels_of_the_training_in_another_order_are_refused(model, folder, call):

@@ -64,7 +64,10 @@ COMMANDS = [
     (prepare, '--data target swe_pdb', '--source'),
     # grids
     (train, '--resolution=8x8x8x8', "'8x8x8x8' is not a grid, such as 128, 96x192 or 64x64x64"),
-    (evaluate, 'SMALL --resolution 30', '--resolution (30, 30) is not divisible by patch 4'),
+    (evaluate, 'SMALL --resolution 30', '--resolution 30x30 is not divisible by patch 4'),
+    (evaluate, 'SMALL --resolution 8x8x8', '--resolution 8x8x8: ...small/last.pt takes grids of 2 dimensions'),
+    (train, 'RUN --network UNet --overlap', '--overlap: the network UNet has no such thing; leave it out'),
+    (train, 'RUN --device hpu', '--device hpu: not available'),
     # data
     (train, 'RUN --datasets swe_pbd', '--datasets swe_pbd: no '),
     (train, 'RUN --channels 2', 'own/train.h5: ...3 channels do not fit ...--channels 3'),

@@ -33,7 +33,8 @@ def test_what_is_available_is_what_the_machine_and_the_limit_of_a_container_leav
     assert memory.available() == 7168
     group = tmp_path / 'sys/fs/cgroup'
     group.mkdir(parents=True)
-    (group / 'memory.current').write_text('1000\n')
+    (group / 'memory.current').write_text('1500\n')
+    (group / 'memory.stat').write_text('anon 900\nactive_file 100\ninactive_file 500\nslab 3\n')
     for limit, left in (('max', 7168), ('5000', 4000), ('9000', 7168)):
         (group / 'memory.max').write_text(f'{limit}\n')
         assert memory.available() == left
@@ -47,6 +48,9 @@ def test_where_a_step_does_not_fit_the_accumulation_that_fits_is_named(free, wor
     line = memory.forecast(Two(), 20, 2)
     assert line.startswith('memory: about 3e-06 GB for a step, ') and words in line
     assert ('--accumulate' in words) == ('--accumulate' in line)
+    monkeypatch.setattr(memory, 'available', lambda: 8 * free)
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '8')
+    assert memory.forecast(Two(), 20, 2) == line
     model = Two()
     model.config = SimpleNamespace(**{**vars(Two.config), 'experts': 4})        # they need whole batches
     assert ('; --batch_size 10 for each process fits' in memory.forecast(model, 20, 2)) == ('--acc' in words)

@@ -135,9 +135,10 @@ def test_a_damaged_log_is_named_and_a_line_that_a_crash_cut_in_two_goes(begun):
     lines, path = log(begun), begun / 'log.jsonl'
     path.write_text(path.read_text() + '{"step": 9, "lo')
     assert log(begun) == lines
-    path.write_text('of another program\n')
-    with pytest.raises(configs.InputError, match=f'{path}: damaged, or not the log of a run'):
-        log(begun)
+    for text in 'of another program\n', '5\n':
+        path.write_text(text)
+        with pytest.raises(configs.InputError, match=f'{path}: damaged, or not the log of a run'):
+            log(begun)
 
 
 def test_a_run_keeps_the_precision_in_which_it_began_on_a_processor_with_another(folder, tmp_path, monkeypatch, call):

@@ -25,6 +25,8 @@ def test_a_table_has_headings_of_several_lines_and_dashes():
     ("raise terminal.InputError('one\\ntwo')", 'one\\ntwo'), ("raise FloatingPointError('it blew up')", 'it blew up'),
     ("open('no such')", 'no such: No such file or directory'),
     ("import errno; raise OSError(errno.ENOSPC, 'it is full')", '[Errno 28] it is full'),
+    ("import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB')",
+     'CUDA out of memory; take a smaller --batch_size, or of a training a larger --accumulate'),
     ("{}['our mistake']", ''), ("int('ours')", '')])
 def test_errors_of_input_and_files_are_one_line_and_mistakes_in_our_code_have_a_traceback(
         code, line, capsys, monkeypatch):
