@@ -46,8 +46,8 @@ def storable(attributes):
 
     What should be a number and is not stays as it is.
     """
-    form_of = dict.fromkeys(['channels', 'static', 'variables', 'said'], names_of)
-    form_of |= dict.fromkeys(['pde', 'source', 'layout'], text_of)
+    form_of = dict.fromkeys(['channels', 'static', 'variables', 'layout', 'said'], names_of)
+    form_of |= dict.fromkeys(['pde', 'source'], text_of)
     forms = {name: form_of.get(name, number_of)(value) for name, value in attributes.items()
              if value is not None}
     return {name: value if value == value else attributes[name] for name, value in forms.items()}

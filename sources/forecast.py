@@ -27,7 +27,7 @@ def frames_of(sources, header, last, uneven=False):
     shown = ' '.join(map(str, sources))
     require(header.get('layout'), f'{shown}: the dataset does not say how its files were laid out; '
                                   f'make it by sources.prepare')
-    own = Own(layout=tuple(header['layout'].split()), variables=tuple(header['variables']),
+    own = Own(layout=tuple(header['layout']), variables=tuple(header['variables']),
               uneven=uneven, dt=header['dt'] or 0.0)
     runs = find_runs(paths_of(sources), own)
     require(runs.shape[0] >= last,
@@ -90,29 +90,33 @@ def require_writable(path):
 def write_forecast(path, u, header):
     """Write the evolving channels of frames u (N, T, *space, C) along the axes of own files.
 
-    Each channel is an array, but all are one where these files had an axis C, and in .npy.
+    Each variable of these is an array, but in .npy all are one.
     """
     require_writable(path)
     path = Path(path)
-    main, named = parse_layout(header['layout'].split())
-    axes = main.replace('K', '')                                    # a tensor's numbers lie along C
-    axes = axes if 'T' in axes else f'T{axes}'
-    axes = f'N{axes}' if len(u) > 1 and 'N' not in axes else axes
+    main, named = parse_layout(header['layout'])
+    first = 'N' * (len(u) > 1 and 'N' not in main) + 'T' * ('T' not in main)
+    order = 'NT' + ''.join(sorted({*main} & {*'XYZ'})).rjust(2, 'S') + 'C'      # S: one point
+    said = said_by(header)
     evolving = evolving_of(header)
     names = [header['channels'][c] for c in evolving]
-    if len(names) > 1 and path.suffix == '.npy' and 'C' not in axes:
-        axes += 'C'
-    order = 'NT' + ''.join(sorted({*main} & {*'XYZ'})).rjust(2, 'S') + 'C'      # S: one point
-    u = u[..., evolving]
-    parts = dict(zip(names, np.split(u, len(names), -1)))
-    if 'C' in axes:
-        several = [name for name in header['variables'] if name not in named]
-        parts = {several[0] if len(several) == 1 else 'u': u}
-    arrays = {name: np.einsum(f'{order}->{axes}', part) for name, part in parts.items()}
+    parts, start = {}, 0                                    # {variable: (its axes, its channels)}
+    for name in header['variables'] or ['']:
+        count = int(said.get(f'number of channels in {name}', 1))
+        stop = start + count if len(header['variables']) > 1 else len(header['channels'])
+        of_it = [c for c in evolving if start <= c < stop]
+        start = stop
+        if of_it:
+            axes = named.get(name, main).replace('K', '')           # whose numbers lie along C
+            parts[name or header['channels'][of_it[0]]] = axes, of_it
+    if len(parts) > 1 and path.suffix == '.npy':
+        parts = {'u': (main.replace('K', ''), evolving)}
+    arrays, along = {}, {'time': 'T'}
+    for name, (axes, of_it) in parts.items():
+        along[name] = first + axes + 'C' * (len(of_it) > 1 and 'C' not in axes)
+        arrays[name] = np.einsum(f'{order}->{along[name]}', u[..., of_it])
     dt = header['dt'] or 1.0
-    times = dt * np.arange(1, u.shape[1] + 1)
-    timed = {'time': times, **arrays}
-    said = said_by(header)
+    timed = {'time': dt * np.arange(1, u.shape[1] + 1), **arrays}
     about = {name: {'units': said[f'unit of {name}']} for name in arrays if f'unit of {name}' in said}
     about['time'] = {'long_name': 'time since the last frame given'}
     called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said.items()
@@ -128,10 +132,12 @@ def write_forecast(path, u, header):
         else:
             with library(path, 'netCDF4').Dataset(new, 'w') as file:
                 file.setncatts(dict(channels=' '.join(names), dt=dt))
-                for axis, size in zip(axes, [*arrays.values()][0].shape):
-                    file.createDimension(called[axis], size)
                 for name, values in timed.items():
-                    along = [called[axis] for axis in (axes if values.ndim > 1 else 'T')]
-                    variable = file.createVariable(name, values.dtype, along)
+                    dimensions = []
+                    for axis, size in zip(along[name], values.shape):
+                        dimensions.append(called[axis] + f'_{name}' * (axis == 'C' and len(arrays) > 1))
+                        if dimensions[-1] not in file.dimensions:
+                            file.createDimension(dimensions[-1], size)
+                    variable = file.createVariable(name, values.dtype, dimensions)
                     variable[:] = values
                     variable.setncatts(about.get(name, {}))

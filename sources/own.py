@@ -510,7 +510,7 @@ def join(paths, own):
         print(f'{len(paths)} files are joined as {how}: {first} ... {last}')
     mine = {path.stem for path in paths} - {path.stem for path in own.test_source}
     texts = {key[::2]: stem for stem, key in numbered(mine)[0].items()}
-    if how == 'trajectories (N)' and len(folders) > 1 < len(texts):
+    if how == 'trajectories (N)' and len(texts) > 1:
         warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
              f'file is a trajectory; name by --variables what is one together')
     return runs, names
@@ -556,6 +556,11 @@ def steps_of_run(run, times, numbers, own):
         steps = even_steps(where, lines[name], own.uneven)
         require(own.dt or min(steps) > 0, f'{where} does not rise; if these are no times, --dt says '
                                           f'the time between frames')
+        for number, path in numbers if not own.dt else ():
+            if not np.isclose(steps, number, rtol=1e-3, atol=0).all():
+                warn(f'{where} has steps of {steps[0]:g}, which count, and dt is {number:g}; --dt '
+                     f'says which is right')
+                break
         return [(dt, first) for dt in steps]
     names = [path.name for path, *_ in run]
     if not numbered(names)[1]:
@@ -588,6 +593,7 @@ def find_runs(paths, own):
     items, steps = [], {BETWEEN: []}                        # steps: {what: [(step, file)]}
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     moving = set()                                          # variables without T that still move
+    counts = {}                                             # {name: its numbers at a point}
     for run in runs:
         times, dts, values = {}, [], {}     # {name: [(N, T)]}, [(dt, file)], {name: its values}
         for part in run:
@@ -623,7 +629,10 @@ def find_runs(paths, own):
                     if 'T' not in main and {*main} - {*its, 'C'}:           # small
                         numbers = np.asarray(arrays[name][()], np.float32)
                         values.setdefault(name, set()).add(numbers.tobytes())
-                counts = {name: math.prod(array.shape) for name, array in arrays.items()}
+                    points = math.prod(sizes[axis] for axis in its if axis not in 'CK')
+                    C = math.prod(arrays[name].shape) // points
+                    require(counts.setdefault(name, C) == C,
+                            f'{path}: {name} has {C} channels, in {paths[0]} {counts[name]}')
         items += [(Piece(run, sizes.get('T', len(run))), n) for n in range(sizes.get('N', 1))]
         steps[BETWEEN] += steps_of_run(run, times, dts, own)
         moving |= {name for name, several in values.items() if len(several) > 1}
@@ -631,8 +640,8 @@ def find_runs(paths, own):
     saying += [f'axis of {name} is {axis}' for name, axis in axis_of.items()]
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
-        C = counts[name] // math.prod(sizes[axis] for axis in its if axis not in 'CK')
-        new = channels_of(name, C, said[name][0], saying)
+        new = channels_of(name, counts[name], said[name][0], saying)
+        saying += [f'number of channels in {name} is {len(new)}'] if len(new) > 1 else []
         still = bool({*main} - {*its, 'C'}) and 'T' not in its and name not in moving
         if still:
             print(f'{name} is static, {"along " + its if its else "a number"}')
@@ -647,7 +656,7 @@ def find_runs(paths, own):
         channels=channels, static=[name for name, still in zip(channels, fixed) if still],
         dt=float(np.mean([dt for dt, _ in steps[BETWEEN]])) if steps[BETWEEN] else None,
         variables=[*axes], said=saying,
-        layout=' '.join([main, *(f'{name}={its}' for name, its in axes.items() if its != main)]),
+        layout=[main, *(f'{name}={its}' for name, its in axes.items() if its != main)],
         source=' '.join(dict.fromkeys([paths[0].name, paths[-1].name])))
     space = [1, *grid.values()][-max(2, len(grid)):]                    # one dimension is (1, X)
     shape = min(piece.frames for piece, _ in items), *space, len(channels)
@@ -677,7 +686,7 @@ def own_source(sources, own):
     own = replace(own, test_source=tuple(paths_of(own.test_source)))
     source = find_runs(paths_of([*sources, *own.test_source]), own)
     attributes = source.attributes
-    main, named = parse_layout(attributes['layout'].split())
+    main, named = parse_layout(attributes['layout'])
     for name, axes in named.items():
         require('T' not in axes or {*main} <= {*axes, 'C'},
                 f'--layout {name}={axes}: what changes in time needs all of {main}')

@@ -29,7 +29,6 @@ from sources.own import KINDS, Own, own_source, reading
 from sources.pdes import FAMILIES
 
 BLOCK = 2 ** 25                                         # bytes that are read at once, as float32
-LARGEST = np.finfo(np.float32).max
 
 
 def official(name, path):
@@ -84,8 +83,7 @@ def read_blocks(source, items, nan_to_num):
                     refuse(where, f'real numbers of shape {expected[1:]}',
                            f'{block.dtype} of shape {block.shape[1:]}')
                 if nan_to_num:
-                    block = block.astype(np.result_type(block, np.float32))
-                    block = np.nan_to_num(block).clip(-LARGEST, LARGEST)
+                    block = np.where(np.isnan(block), 0, block)
                 for i, part in enumerate(block):
                     yield f'{path}, trajectory {n.start + i}', (first + i, t), part
                 bar.update((stop - first) * (t.stop - t.start))
@@ -170,7 +168,7 @@ def convert(folder, source, nan_to_num=False, masked=False):
                     also = ', or nan at the same points of all frames' if masked else ''
                     found = f'numbers where {path} has gaps' if np.isfinite(rounded[wrong]).all() else (
                         'nan, infinity or too large a number')
-                    refuse(where, f'finite values{also}', found, '--nan_to_num replaces them')
+                    refuse(where, f'finite values{also}', found, '--nan_to_num replaces nan by 0')
                 parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
                 output[place] = fill(block, gaps, guess) if gaps.any() else block

@@ -177,7 +177,7 @@ def test_a_forecast_goes_from_a_file_into_a_file_and_a_picture(tmp_path, call, r
     torch.save(saved, tmp_path / 'wild.pt')
     refused(['--checkpoint', tmp_path / 'wild.pt', *flags[2:], '--write', tmp_path / 'wild.npy'],
             '--rollout 4: from step 2 on predictions are not finite; --rollout 1 ends before', evaluate, lines=None)
-    assert evaluate.load(model).data['mine']['train']['layout'] == 'TXY'
+    assert evaluate.load(model).data['mine']['train']['layout'] == ['TXY']
     pytest.importorskip('matplotlib', reason='the figures need it')
     flags += ['--write', tmp_path / 'again.npy', '--figures', tmp_path / 'figures']
     refused([*flags, '--trajectory', 1], f'--trajectory 1: {new} has the ', evaluate, lines=None)

@@ -56,7 +56,7 @@ def test_arrays_given_to_write_are_read_back(tmp_path, space, C, dtype):
         assert np.array_equal(read(item, 1, 0, item.frames), np.float32(values[1]))
         assert (item.dt, item.t_test, item.channel_names) == (0.5, 1, [*names])
         said = [item.header[name] for name in ('source', 'layout', 'variables')]
-        assert said == ['x.h5', 'NTXC', ['u']]
+        assert said == ['x.h5', ['NTXC'], ['u']]
         assert not item.steady and item.evolving == [i for i in range(C) if i != 1]
     assert sorted(os.listdir(tmp_path / 'own')) == ['lock', 'test.h5', 'train.h5']
 

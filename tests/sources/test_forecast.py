@@ -57,7 +57,7 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
         order += 'C' * ('C' not in order)
         np.testing.assert_array_equal(np.load(written), laid_out(frames, order))
     else:
-        again, dt, _ = forecast.frames_of([written], {**header, 'layout': order}, 3)
+        again, dt, _ = forecast.frames_of([written], {**header, 'layout': [order]}, 3)
         np.testing.assert_array_equal(again, frames)
         assert dt == 0.5
     with pytest.raises(InputError, match='this file is there; choose another name'):
@@ -68,6 +68,32 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
         forecast.frames_of([path], header, 8)
 
 
+@pytest.mark.parametrize('kind', ['.h5', '.nc'])
+def test_a_forecast_of_several_variables_is_read_as_their_files_whatever_the_channels_are_called(kind, tmp_path, call):
+    if kind == '.nc':
+        package('netCDF4')
+    fields = {'u': VALUES, 'p q': VALUES[..., 0] + 7, 'bed level': VALUES[0, 0, ..., 1]}
+    with h5py.File(tmp_path / 'raw.h5', 'w') as file:
+        file.update(fields)
+        file['p q'].attrs['units'] = 'Pa'
+    flags = '--source', tmp_path / 'raw.h5', '--layout', 'NTXYC', 'p q=NTXY', '--variables', *fields
+    header = header_of(call, tmp_path, *flags, '--channels', *'abcd', '--dt', 0.5)
+    assert header['layout'] == ['NTXYC', 'p q=NTXY', 'bed level=XY'] and header['static'] == ['d']
+    frames, *_ = forecast.frames_of([tmp_path / 'raw.h5'], header, 3)
+    written = tmp_path / f'next{kind}'
+    forecast.write_forecast(written, frames, header)
+    evolves = header | dict(layout=header['layout'][:2], variables=['u', 'p q'])
+    again, dt, _ = forecast.frames_of([written], evolves, 3)
+    np.testing.assert_array_equal(again, frames[..., :3])
+    with h5py.File(written) as file:
+        assert {*fields} - {*file} == {'bed level'} and dt == 0.5
+        assert kind == '.h5' or file['p q'].attrs['units'] == b'Pa'
+    still = {'p q': VALUES[..., 0], 'bed level': VALUES[0, 0, ..., 1]}
+    np.savez(tmp_path / 'three.npz', u=VALUES[..., [0, 1, 1]], **still)
+    with pytest.raises(InputError, match='three.npz: u has 3 channels, in .*raw.h5 2'):
+        forecast.frames_of([tmp_path / 'raw.h5', tmp_path / 'three.npz'], header, 3)
+
+
 def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, capsys):
     for i in range(6):
         u = VALUES[i, ..., 0].copy()
@@ -75,7 +101,7 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
         np.savez(tmp_path / f'run{i}.npz', u=u, nu=float(i))
     flags = '--source', *tmp_path.glob('run*'), '--variables', 'nu', 'u', '--layout', 'TXY'
     header = header_of(call, tmp_path, *flags)
-    assert header['channels'] == ['nu', 'u', 'mask'] and header['layout'] == 'TXY nu='
+    assert header['channels'] == ['nu', 'u', 'mask'] and header['layout'] == ['TXY', 'nu=']
     header['units'] = data.Trajectories(tmp_path / 'data', 'mine', 'train', 2, None).units.header()
     frames, _, gaps = forecast.frames_of([tmp_path / 'run3.npz'], header, 2)
     mask = np.ones((4, 3))
@@ -88,7 +114,7 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     np.testing.assert_array_equal(frames[0, ..., 2], np.stack([mask, mask]))
     np.testing.assert_allclose(frames[0, :, 1, 1, 1], header['units']['mean'][0][1], err_msg='as in the training')
     np.testing.assert_array_equal(frames[0, ..., 1][:, mask > 0], VALUES[3, -2:, ..., 0][:, mask > 0])
-    several = dict(layout='TXYC', channels=[*'uv'], variables=['u'], static=[], dt=None)
+    several = dict(layout=['TXYC'], channels=[*'uv'], variables=['u'], static=[], dt=None)
     forecast.write_forecast(tmp_path / 'several.npy', VALUES[:2], several)
     np.testing.assert_array_equal(np.load(tmp_path / 'several.npy'), VALUES[:2])
     np.savez(tmp_path / 'long.npz', u=np.concatenate([VALUES[0, ..., 0]] * 2), nu=0.0)
@@ -103,7 +129,7 @@ def test_gaps_and_numbers_of_a_run_are_read_as_the_dataset_was(tmp_path, call, c
     with pytest.raises(InputError, match='own.npz, trajectory 0, frame 5, channel 0, .* nan is not finite'):
         forecast.frames_of([tmp_path / 'own.npz'], header, 2)
     with pytest.raises(InputError, match='the dataset does not say how its files were laid out'):
-        forecast.frames_of([tmp_path / 'run3.npz'], {**header, 'layout': ''}, 2)
+        forecast.frames_of([tmp_path / 'run3.npz'], {**header, 'layout': []}, 2)
 
 
 def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, capsys):
@@ -139,7 +165,7 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
 
 def test_a_netcdf_forecast_has_the_dimensions_of_its_dataset(tmp_path):
     netCDF4 = package('netCDF4')
-    header = dict(layout='THW', channels=['u'], variables=['u'], static=[], dt=None,
+    header = dict(layout=['THW'], channels=['u'], variables=['u'], static=[], dt=None,
                   said=['axis of lat is X', 'axis of lon is Y', 'axis of day is T'])
     forecast.write_forecast(tmp_path / 'named.nc', VALUES[:1, :2, ..., :1], header)
     with netCDF4.Dataset(tmp_path / 'named.nc') as file:
@@ -165,7 +191,7 @@ def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatc
         forecast.frames_of([turned], data.read_headers('data/mine')['train'], 2)
     header = data.read_headers('data/mine')['train']
     assert (header['shape'], header['dt'], header['static']) == ([48, 8, 16, 24, 3], 0.25, ['mask', 'phase'])
-    assert (header['layout'], header['variables']) == ('TYX mask=YX phase=', ['u', 'mask', 'phase'])
+    assert (header['layout'], header['variables']) == (['TYX', 'mask=YX', 'phase='], ['u', 'mask', 'phase'])
     with h5py.File('data/mine/train.h5') as file:
         np.testing.assert_array_equal(file['data'][..., 0], np.float32(runs[:48]))
         np.testing.assert_array_equal(file['data'][:, 3, 4, 5, 2], np.arange(48))
