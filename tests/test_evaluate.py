@@ -326,7 +326,7 @@ def test_a_steady_dataset_has_no_persistence_but_a_median_relative_l1(folder, ca
 
 def test_the_lines_for_a_notebook_run_as_they_are_printed(model, tmp_path, monkeypatch):
     write(tmp_path / 'data/nano', 'wave_gauss', travelling(2, 9, 12, 2, 0.4), 'test')
-    save(model, tmp_path, 'nano/last.pt')
+    save(model, tmp_path, 'nano/last.pt', layouts={'wave_gauss': dict(channels=('0', '1'), static=())})
     block = re.search(r'```python\n(.*?)```', (ROOT / 'docs/evaluation.md').read_text(), re.S)[1]
     monkeypatch.chdir(tmp_path)
     names = {}
