@@ -117,7 +117,7 @@ class Predictor:
             state = self.fed_back(state)
 
     def fed_back(self, state):
-        """A state whose new frame was taken to the grid of the training data and back."""
+        """A state whose new frame went to the grid of the training data, that of the loss, and back."""
         u = data.resize(data.resize(state[:, -1:], self.training_grid), self.config.resolution)
         return torch.cat([state[:, :-1], torch.where(self.constant, state[:, -1:], u)], dim=1)
 
