@@ -458,7 +458,7 @@ def reference(trained, dataset, args, processes):
         raise InputError(f'--rollout {args.rollout}: the test trajectories of {dataset.name} have '
                          f'{dataset.frames} frames, and no solver of ours makes longer ones{why}; '
                          f'try --rollout {dataset.frames - config.frames}')
-    split = generate.long_reference(dataset, args.rollout, args.samples, config, processes)
+    split = generate.long_reference(dataset, config.frames + args.rollout, args.samples, processes)
     return open_dataset(trained, dataset.path.parent.parent, dataset.name, split)
 
 
@@ -603,10 +603,10 @@ def open_checkpoint(args):
     return trained, processes, report
 
 
-def open_tests(trained, names, args, processes, rows=None):
+def open_tests(trained, names, args, processes, rows=None, flag='--datasets'):
     """The test data.Trajectories of some datasets, () for all, at most `rows` of each.
 
-    Absent ones of a built-in mixture are made.
+    Absent ones of a built-in mixture are made. flag: what gave the names.
     """
     folder = args.data or trained.data
     absent = [name for name in names if not Path(folder, name, 'test.h5').exists()]
@@ -614,7 +614,7 @@ def open_tests(trained, names, args, processes, rows=None):
         from sources import generate  # the solvers, where data have to be made
         generate.builtin_tests(folder, absent, processes.device)
     distributed.barrier(processes)
-    names = data.find(folder, names, 'test')
+    names = data.find(folder, names, 'test', flag)
     return [open_dataset(trained, folder, name, rows=rows) for name in names]
 
 

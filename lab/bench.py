@@ -193,6 +193,8 @@ def main():
     device = processes.device
     args.dtype = distributed.precision('auto', processes)
     config = configs.override(configs.model(args.size), args)
+    if args.command == 'step' and config.experts:           # of which the router has a BatchNorm
+        configs.bounded('--batch_size', args.batch_size, least=2)
     tables = {kind: compare(kind, functions, args, config, device)
               for kind, functions in KINDS[args.command].items()}
     name = torch.cuda.get_device_name() if device.type == 'cuda' else platform.machine()

@@ -177,7 +177,7 @@ def draw_forecast(u, title, folder):
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
-    """Draw `pictures`, true and predicted: some steps as a PNG, all of them as a GIF.
+    """Draw `pictures`, true and predicted: some steps as a PNG, at most FRAMES as a GIF.
 
     In a GIF 48 colours suffice: with more than its 256 it mixes dots, and is nearly twice as large.
     """

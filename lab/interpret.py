@@ -143,9 +143,9 @@ def main():
         raise InputError(f'--checkpoint: {trained.path} was trained on one of --unseen '
                          + ' '.join(args.unseen))
     names = args.datasets or trained.datasets or data.find(args.data or trained.data, split='test')
-    names = [*configs.datasets_of(names), *args.unseen]
-    datasets = evaluate.open_tests(trained, names, args, processes)
-    datasets.sort(key=lambda dataset: dataset.name in args.unseen)
+    datasets = evaluate.open_tests(trained, configs.datasets_of(names), args, processes)
+    if args.unseen:
+        datasets += evaluate.open_tests(trained, args.unseen, args, processes, flag='--unseen')
     d = {}
     T = {}
     for dataset in datasets:

@@ -10,6 +10,7 @@ seed on another processor is another run.
 """
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,9 @@ def main():
                         help='JSON reports of contrasts or pieces by lab.reproduce')
     for path in map(Path, parser.parse_args().reports):
         rows = {}
-        with files.naming(path, 'not a report of contrasts or pieces by lab.reproduce'):
-            report = json.loads(path.read_text())
+        problem = 'not a report of contrasts or pieces by lab.reproduce'
+        with files.naming(path, problem, (*files.OF_FILES, TypeError)):
+            report = json.loads(re.sub(r'\bnull\b', 'Infinity', path.read_text()))    # it diverged
             for metric in ('rollouts', 'one step'):
                 table = report['tables'][f'L2RE of {metric}']['seeds']
                 means = {row: columns[MEAN] for row, columns in table.items() if columns.get(MEAN)}

@@ -84,6 +84,7 @@ SYSTEMS = {'DPOT': '--residual plain', 'MoE-POT': '--residual plain --experts 16
 GROWING = {f'{system}, {name.removeprefix("mixture_")} datasets': f'{flags} --datasets {name}'
            for system, flags in SYSTEMS.items() for name in MIXTURES}
 LINEAR = '--residual plain --channel_maps'
+OF_NO_TIME = {'t_init', 'alpha', 'normalize', 'change'}              # fields of a model
 # flags for about as many parameters as AOT-POT, and steps in the time of one of its own, on EPYC
 EQUAL = {
     'nano': {'plain': ('--width 72', 1.17), 'single': ('--width 72', 0.895), 'AdamW': ('', 1.09)},
@@ -201,7 +202,7 @@ def job_of(study, row, part, seed, args):
         name += '-equal'
         width, share = EQUAL[args.size][part.equal]
         asked = asked_of(args)
-        if {'epochs', 'width', 'depth'} & asked.given:
+        if {'epochs', *vars(configs.ModelConfig())} - OF_NO_TIME & asked.given:
             raise InputError(f'{row}: as large and slow as AOT-POT by --steps alone, and not with '
                              f'--recipe {args.recipe}')
         flags += f' {width} --steps {round(share * (args.steps or asked.recipe.steps))}'
@@ -226,9 +227,18 @@ def jobs_of(study, args):
     """The jobs of a study, and a line for each dataset for lack of which others are left out."""
     jobs = []
     left_out = set()
-    recipe = asked_of(args).recipe
-    for row, parts in study.rows.items():
-        for part in [Part(parts)] if isinstance(parts, str) else parts:
+    asked = asked_of(args)
+    recipe = asked.recipe
+    rows = {row: [Part(parts)] if isinstance(parts, str) else parts
+            for row, parts in study.rows.items()}
+    trainings = [part.flags if part.start is None else part.start
+                 for part in sum(rows.values(), [])]
+    of_rows = {'residual', 'network', 'experts', *re.findall(r'--(\w+)', ' '.join(trainings))}
+    if of_both := of_rows & asked.given & vars(configs.ModelConfig()).keys():
+        raise InputError(f'--recipe {args.recipe}: the rows differ in --{min(of_both)}; leave it '
+                         f'out')
+    for row, parts in rows.items():
+        for part in parts:
             for name in args.datasets if '{each}' in part.flags else ['']:
                 one = part._replace(flags=part.flags.replace('{each}', name))
                 needed = re.findall(r'--datasets? (\S+)', f'{one.start} {one.flags}')
@@ -360,7 +370,8 @@ def parse():
     parser = terminal.Parser(description=__doc__)
     add = parser.add_argument
     add('study', choices=STUDIES, metavar='STUDY', help=', '.join(STUDIES))
-    add('--size', default='nano', choices=list(configs.SIZES), help='preset of the networks [nano]')
+    sizes = [size for size, (model, _) in configs.SIZES.items() if not model.experts]
+    add('--size', default='nano', choices=sizes, help='preset of the networks [nano]')
     add('--seeds', type=int, default=3, metavar='N', help='of each network, seeds 0 to N-1 [3]')
     add('--steps', type=int, default=0, metavar='N', help="of every training; 0: the preset's")
     add('--recipe', default='', metavar="'--X Y'", help='flags of train.py, before those of a row')
@@ -416,7 +427,8 @@ def main():
         print(text)
         files.write_text(f'{args.table}.md', text)
         report = {'study': args.study, 'size': args.size, 'tables': numbers}
-        files.write_text(f'{args.table}.json', json.dumps(report, indent=1))
+        text = re.sub(r'\bInfinity\b', 'null', json.dumps(report, indent=1))     # as in evaluate.py
+        files.write_text(f'{args.table}.json', text)
     failed = [str(job.report.parent) for job in jobs if job not in done]
     if failed:
         raise InputError(f'these runs failed, as the lines above say: {" ".join(failed)}')

@@ -147,7 +147,9 @@ def cfdbench(name, source):
     for problem in ('cavity', 'cylinder', 'tube'):
         cases = []
         for part in ('prop', 'bc', 'geo'):
-            cases += in_order([*(source / problem / part).glob('case*')])
+            folder = source / problem / part
+            cases += in_order([*folder.glob('case*')]) or refuse(
+                folder, 'folders case0000 and so on', 'none', 'unpack all zip files into one folder')
         random.Random(0).shuffle(cases)
         count = round if problem == 'cavity' else int                               # as in DPOT
         train = count(0.8 * len(cases))
@@ -157,9 +159,6 @@ def cfdbench(name, source):
                 with reading(case):
                     frames, *grid = np.load(case / 'u.npy', mmap_mode='r').shape
                 splits[split] += [(case, segment) for segment in range(frames // T)]
-    if not splits['test']:
-        refuse(source, 'folders cavity/bc/case0000 and so on', 'none',
-               'unpack the zip files into one folder')
 
     def read(case, n, t):
         u, v = (np.load(case / f'{component}.npy', mmap_mode='r') for component in 'uv')

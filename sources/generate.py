@@ -84,7 +84,12 @@ def plan(name, preset='paper', **changes):
     for key in ('resolution', 'frames', 'seed', *SPLITS):
         configs.bounded(f'{name}: --{key}', sizes[key], least.get(key, 0), most.get(key, 10 ** 9))
     counts = {split: sizes.pop(split) for split in SPLITS}
-    return Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
+    made = Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
+    family = FAMILIES[name]
+    if family.fixed and made.resolution * made.stride != family.grid:
+        raise InputError(f'{name}: --resolution {made.resolution}: expected a divisor of '
+                         f'{family.grid}, the grid whose numerical diffusion is part of the data')
+    return made
 
 
 def initial(plan, split, indices):
@@ -136,22 +141,22 @@ def generate(folder, plans, device='cpu'):
         torch.set_num_threads(threads)              # the initializer has set MKL's for the process
 
 
-def long_reference(dataset, steps, samples, config, processes):
-    """Make trajectories of T + steps frames of a dataset of 2-D fields on a model's grid.
+def long_reference(dataset, frames, samples, processes):
+    """Make trajectories of so many frames of a data.Trajectories, on its grid.
 
-    Returns their split, the name of a file beside that of the data.Trajectories.
+    Returns their split, the name of a file beside that of the dataset.
     """
-    frames = max(config.frames + steps, 11)                                   # `plan` refuses fewer
-    resolution = config.resolution
-    path = dataset.path.with_name(f'rollout{frames}_{configs.show(resolution)}_{samples}.h5')
-    if resolution[0] != resolution[-1] or len(resolution) != 2:
-        raise InputError(f'--rollout: the solver makes square 2-D grids, the checkpoint has '
-                         f'{configs.show(resolution)}')
+    frames = max(frames, 11)                                                  # `plan` refuses fewer
+    space = dataset.space
+    path = dataset.path.with_name(f'rollout{frames}_{configs.show(space)}_{samples}.h5')
+    if len({*space}) > 1:
+        raise InputError(f'--rollout: the solver makes square grids, {dataset.path} has '
+                         f'{configs.show(space)}')
     if processes.rank == 0:
         if not path.exists():
             print(f'making {samples} reference trajectories of {frames} frames in {path}',
                   flush=True)
-        reference = plan(dataset.name, resolution=resolution[0], frames=frames, dt=dataset.dt)
+        reference = plan(dataset.name, resolution=space[0], frames=frames, dt=dataset.dt)
         reference = reference._replace(counts={path.stem: samples})
         generate(path.parent.parent, [reference], processes.device)
     distributed.barrier(processes)

@@ -183,6 +183,8 @@ def test_a_long_rollout_makes_its_reference_once_with_the_same_dt(model, folder,
     assert set(step) == {'20', '22', 'growth'} and len(rollout['curve']) == 22
     assert step['growth'] == pytest.approx(step['22'] / step['20'])
     assert 'making' not in call([*flags, '4'], evaluate)[2], 'the test data are long enough'
+    code, _, finer = call([*flags, '22', '--resolution', '32'], evaluate)
+    assert code == 0 and 'making' not in finer, 'it has the grid of the dataset'
     with h5py.File(reference, 'a') as file:
         file['data'].attrs['source'] += ' version 2'
     refused([*flags, '22'], f'error: {reference}: exists with ((2, 25, 16, 16, 1), ', evaluate,

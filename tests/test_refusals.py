@@ -57,9 +57,11 @@ COMMANDS = [
     (reproduce, "contrasts --data data --recipe '--lr -1'", '--lr -1.0 must be at least 0'),
     *((evaluate, f'SMALL --checkpoint none --json {path}.json', words) for path, words in (
         ('file/a', 'a.json: cannot be written'), ('closed/new/a', 'closed'), ('a' * 300, 'long'))),
+    (bench, 'step --size nano --experts 4 --batch_size 1', '--batch_size 1 must be at least 2'),
     (bench, 'step --size nano --peer no/such', '--peer no/such: ...cannot be imported'),
     (generate, '--data target swe', 'did you mean swe_pdb?'),
     (generate, '--data target swe_pdb --resolution 1000000000000000000', 'must be at most'),
+    (generate, '--data target ns2d_pda --resolution 96', '--resolution 96: expected a divisor of 128, the grid'),
     (generate, '--data target dr_pdb cno_darcy --frames 20', 'cno_darcy: --frames 20 must be at most 2'),
     (prepare, '--data target swe_pdb', '--source'),
     # grids
@@ -75,6 +77,7 @@ COMMANDS = [
     (finetune, 'TUNE --dataset newer', '/newer/train.h5; did you mean new?'),
     (evaluate, 'SMALL --data none', '--data none: the folder holds no'),
     (evaluate, 'AOT --datasets own deep', 'deep/test.h5: 7 frames, 3-D, '),
+    (interpret, 'AOT --unseen nosuch', '--unseen nosuch: no '),
     (interpret, 'AOT --unseen own', 'was trained on one of --unseen own'),
     (prepare, '--data target ns2d_pda --source out', 'files *.h5'),
     # folders and runs

@@ -85,4 +85,5 @@ class Family(NamedTuple):
     solve: object       # (stride, frames, dt, batches of these) -> (B, T, N/stride, N/stride, C)
     nano: dict          # sizes of the nano form, where they differ from generate.NANO
     grid: int = 1       # least number of points a side of the solver, of which every stride-th is stored
+    fixed: bool = False # whether the solver has exactly that grid, whose errors are part of the data
     version: int = 1    # of the data that a seed gives; raised when solver or draw change

@@ -71,6 +71,8 @@ def kolmogorov(w0, frames=21, dt=0.2, reynolds=200.0, spin_up=16.0, stride=1):
 
         u_t + u.grad u + grad p = Lap u / reynolds - 0.1 u + (sin 4y, 0),    div u = 0
 
+    Poseidon's FNS-KF is another such flow, with another force, torus and start.
+
     w0: the vorticity at t = -spin_up, (B, N, N), axes x, y; N = 128 suffices.
     Returns u, v and the force along x, (B, T, N/stride, N/stride, 3), at t = 0, dt, ..., (T-1) dt.
     """

@@ -103,7 +103,7 @@ def smoke_family(text, low, high, **nano):
     return Family(f'u_t + v.grad u = 0, v_t + v.grad v = -grad p + 0.01 Lap v + (0, {text} u), div v = 0, axes x y, '
                   f'[0, 32]^2, walls; vx, vy at the lower faces of the cells; first frame t = 13.5',
                   lambda random, N: dict(cloud(random, N), buoyancy=random.uniform(low, high)),
-                  lambda **options: smoke(start=13.5, **options), nano, 128)
+                  lambda **options: smoke(start=13.5, **options), nano, 128, True)
 
 
 FAMILIES = {'ns2d_pda': smoke_family('0.5', 0.5, 0.5), 'ns2d_cond_pda': smoke_family('buoyancy', 0.2, 0.5, frames=24)}

@@ -8,7 +8,7 @@ import torch
 from sources.pdes.march import Family, march
 
 # The benchmark gives c in m/s, but no units for the square and the time, and a width of the pulses that is not their
-# standard deviation. These factors make the mean and the deviation of u come within 8 % of those in its loader.
+# standard deviation. These factors make the mean and the deviation of u come within 12 % of those in its loader.
 WAVE_WIDTH = 0.5                            # standard deviation of a pulse over its stated width
 WAVE_UNIT = 4 / 128 * 15 / 2040             # 1 m/s in sides of the square per unit of time: waves cross 4 of 128 pixels
 LAYER_UNIT = 4 / 128 * 20 / 3163            # per frame at 2040 m/s (Wave-Gauss, dt = 1/15) or 3163 (Wave-Layer, 1/20)

@@ -198,7 +198,10 @@ def test_in_equal_time_a_row_has_its_share_of_the_steps_whatever_the_recipe(jobs
         command = train.parse(job.trainings[-1][3:])
         assert command.recipe.steps == round(share * of_aot) and f'--width {command.model.width}' == width
     assert not [job for job in jobs('contrasts', size='small') if job.row == row], 'its time was not measured'
-    for recipe in '--epochs 20', '--width 96':
+    for study, recipe in ('streams', '--streams 2'), ('alpha', '--alpha 0.1'), ('ablation', '--residual plain'):
+        with pytest.raises(configs.InputError, match=f'--recipe {recipe}: the rows differ in {recipe.split()[0]}'):
+            jobs(study, recipe=recipe)
+    for recipe in '--epochs 20', '--width 96', '--mlp 256':
         with pytest.raises(configs.InputError, match='as large and slow as AOT-POT by --steps alone'):
             jobs('contrasts', recipe=recipe)
     rows = {job.row for job in jobs('contrasts', size='tiny')}

@@ -193,6 +193,9 @@ def test_cfdbench_splits_whole_cases_into_dpots_numbers_and_drops_incomplete_end
                 case.mkdir(parents=True)
                 np.save(case / 'u.npy', np.zeros((59 if case == first else 20, 3, 3)))
     items = formats.cfdbench('cfdbench', tmp_path).items
+    (tmp_path / 'cylinder/geo').rename(tmp_path / 'elsewhere')
+    with pytest.raises(configs.InputError, match='cylinder/geo: expected folders case0000 and so on, found none; unp'):
+        formats.cfdbench('cfdbench', tmp_path)
     cases = {split: {case for case, _ in rows} for split, rows in items.items()}
     counts = {split: Counter(case.parts[-3] for case in some) for split, some in cases.items()}
     assert counts == dict(train=dict(cavity=127, cylinder=148, tube=140), test=dict(cavity=16, cylinder=19, tube=18))
