@@ -530,7 +530,7 @@ def forecast_from_files(trained, args, processes):
     forecast.require_writable(args.write)
     u, dt, gaps = forecast.frames_of(
         args.sources, header, trained.model.config.frames, args.uneven)
-    here = ' '.join(map(str, args.sources))
+    here = forecast.in_words(args.sources)
     names = [header['channels'][c] for c in data.evolving_of(header)]
     channel = channel_to_draw(args, here, len(u), names)
     v = rollout(trained.model, u, args.rollout, name, args.batch_size, args.dtype)

@@ -51,6 +51,12 @@ def frames_of(sources, header, last, uneven=False):
     return u, runs.attributes['dt'], gaps
 
 
+def in_words(sources):
+    """Files as they are read, which is in the order of their forecasts, at most four in words."""
+    paths = [*map(str, paths_of(sources))]
+    return ' '.join(paths if len(paths) < 5 else [*paths[:2], '...', paths[-1]])
+
+
 def said_by(attributes):
     """{what: its value} of the `said` in the attributes of a dataset, see data.py."""
     return dict(words.partition(' is ')[::2] for words in attributes.get('said', []))
@@ -74,7 +80,9 @@ def compare(runs, header, shown, uneven):
             if here[what] != known[what]:
                 warn(words)
         elif same or what == BETWEEN:
-            equal = np.isclose(float(here[what]), float(known[what]), rtol=1e-3, atol=0)
+            one, other = float(here[what]), float(known[what])
+            require(one * other >= 0, f'{words}; turn the axis')
+            equal = np.isclose(one, other, rtol=1e-3, atol=0)
             require(uneven or equal, f'{words}; --uneven takes them as equal')
 
 
@@ -117,8 +125,8 @@ def write_forecast(path, u, header):
         arrays[name] = np.einsum(f'{order}->{along[name]}', u[..., of_it])
     dt = header['dt'] or 1.0
     timed = {'time': dt * np.arange(1, u.shape[1] + 1), **arrays}
-    about = {name: {'units': said[f'unit of {name}']} for name in arrays if f'unit of {name}' in said}
-    about['time'] = {'long_name': 'time since the last frame given'}
+    about = {name: {'units': said[f'unit of {name}']} for name in timed if f'unit of {name}' in said}
+    about['time'] = about.get('time', {}) | {'long_name': 'time since the last frame given'}
     called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said.items()
                       if what.startswith('axis of ') and axis in 'XYZ'}
     with files.replacing(path) as new:
@@ -135,7 +143,8 @@ def write_forecast(path, u, header):
                 for name, values in timed.items():
                     dimensions = []
                     for axis, size in zip(along[name], values.shape):
-                        dimensions.append(called[axis] + f'_{name}' * (axis == 'C' and len(arrays) > 1))
+                        of_it = f'_{name}'.replace('/', '_') * (axis == 'C' and len(arrays) > 1)
+                        dimensions.append(called[axis] + of_it)
                         if dimensions[-1] not in file.dimensions:
                             file.createDimension(dimensions[-1], size)
                     variable = file.createVariable(name, values.dtype, dimensions)

@@ -11,6 +11,7 @@ import math
 import re
 import warnings
 import zipfile
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -109,6 +110,9 @@ class Stored:
         self._item = item
         self._step = -1 if kind else 1
         self.shape = item.shape[::self._step]
+        scales = [dim.label or (dim[0].name if len(dim) else '') for dim in item.dims]
+        scales = [item.name] if h5py.h5ds.is_scale(item.id) and item.ndim == 1 else scales
+        self.dimensions = tuple(name.split('/')[-1] for name in scales)[::self._step]
         self.dtype = None if kind in (b'char', 'char') else item.dtype
         ours = ['channels', 'static'] if item.name.endswith('/data') else []    # as data.py writes
         said = {name: item.attrs.get(name, 0) for name in ours}
@@ -185,7 +189,7 @@ def opened(paths, names=()):
             kind = path.suffix.lower()
             if kind == '.npy':
                 array = np.load(path, mmap_mode='r', allow_pickle=False)
-                found |= {'': array, path.stem: array}
+                found |= {'': array, path.stem: array, text_in(path): array}
             elif kind == '.npz' or kind == '.mat' and not h5py.is_hdf5(path):
                 found |= in_memory(path, tuple(names), path.stat().st_mtime_ns)
             elif kind in NETCDF:
@@ -283,7 +287,8 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
     for name in sorted(arrays, key=lambda name: name not in axes):
         shape = arrays[name].shape
         called = getattr(arrays[name], 'dimensions', ())
-        single = [word for word in called if called.count(word) == 1 and word[:9] != 'phony_dim']
+        single = [word for word in called if word and called.count(word) == 1
+                  and word[:9] != 'phony_dim']
         possible = permutations([axis for axis in main if axis in sizes], sum(n > 1 for n in shape))
         guesses = [axes[name]] if name in axes else map(''.join, possible)
         fits = {}
@@ -298,7 +303,7 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
             # they agree
             if timely and sizes | new == new | sizes and axis_of | means == means | axis_of:
                 fits[its] = new, means
-        words = ' '.join([str(shape), *called])
+        words = ' '.join([str(shape), *filter(None, called)])
         known = f'{sizes or main} {axis_of or ""}'.strip()
         require(len(fits) == 1, f'{path}: {name or "it"} has the shape {words}, along '
                                 f'{" or ".join(fits) or "none"} of the axes {known}; say which: '
@@ -424,21 +429,33 @@ def numbered(paths):
     return keys, even
 
 
+def text_in(path):
+    """What stands before the first number in the name of a file: u in u_0042.npy."""
+    return re.split(r'[\W_]*\d', path.stem)[0]
+
+
 def in_order(paths):
     """Paths, or names, sorted by their text and their numbers."""
     return sorted(sorted(paths), key=numbered(paths)[0].get)
+
+
+def place_of(path):
+    """A path in the folder itself where that is a link; a file that is one stands for itself."""
+    return path.parent.resolve() / path.name
 
 
 def paths_of(sources):
     """Files, each once, in the order of the numbers in their names; a folder stands for its files,
     or if it has none, for those of the folders in it; a line says so where it has both."""
     def files(paths):
-        return {path.resolve(): path for path in sorted(paths) if path.suffix.lower() in KINDS
+        return {place_of(path): path for path in sorted(paths) if path.suffix.lower() in KINDS
                 and path.is_file() and path.name[0] != '.'}
     found, folders = {}, {}
     for source in map(Path, sources):
         inside, below = files([source, *source.glob('*')]), files(source.glob('[!.]*/*'))
-        require(inside or below, f'{source}: there is no file of the kinds {" ".join(KINDS)}')
+        deeper = f'; name the folders, as {source}/*' if files(source.glob('*/*/*')) else ''
+        require(inside or below, f'{source}: there is no file of the kinds {" ".join(KINDS)} in it '
+                                 f'or its folders{deeper}')
         if inside and below:
             warn(f'{source}: its own files are read, and not the {len(below)} in its folders')
         found |= inside or below
@@ -469,6 +486,13 @@ def each_in_one(paths, names):
     return all(inside) and sorted(chain(*inside)) == sorted(names)
 
 
+def with_equal_numbers(folder):
+    """The files of a folder in groups that have the same numbers in their names, in their order."""
+    keys, _ = numbered([path.name for path in folder])
+    number = lambda path: keys[path.name][1::2]
+    return [[*group] for _, group in groupby(sorted(folder, key=number), number)]
+
+
 def join(paths, own):
     """[Piece.parts] of the trajectories in files, and the names of the variables to read.
 
@@ -494,25 +518,33 @@ def join(paths, own):
     if 'T' not in main:
         how = 'frames (T)'                                  # those in a folder are a trajectory
         runs = [tuple((path,) for path in folder) for folder in folders]
-    for groups in [tuple(paths)], folders:
+    alike = [tuple(group) for folder in folders for group in with_equal_numbers(folder)]
+    for groups in [tuple(paths)], folders, alike:
         others = [group for group in groups if not each_in_one(group, names)]
         if len(others) < len(groups):
             if others:
                 raise InputError(f'{others[0][0].parent}: expected each of --variables '
-                                 f'{" ".join(names)} in one file, as in the other folders')
+                                 f'{" ".join(names)} in one file, as in the others; there is '
+                                 f'{others[0][0].name}')
             how = 'channels' if len(groups) == 1 else 'channels of trajectories (N)'
             runs = [(group,) for group in groups]
+            if groups is alike and 'T' not in main:
+                how = 'channels of frames (T)'
+                runs = [tuple(run) for _, run in groupby(alike, lambda group: group[0].parent)]
             for group in groups:
                 agree(group, own.uneven)
             break                               # or files of one folder would be opened again
     if len(paths) > 1:
         first, last = ['/'.join(path.parts[-min(len(folders), 2):]) for path in paths[::len(paths) - 1]]
         print(f'{len(paths)} files are joined as {how}: {first} ... {last}')
-    mine = {path.stem for path in paths} - {path.stem for path in own.test_source}
-    texts = {key[::2]: stem for stem, key in numbered(mine)[0].items()}
-    if how == 'trajectories (N)' and len(texts) > 1:
+    what = {'frames (T)': 'folder', 'trajectories (N)': 'file'}.get(how)
+    mine = [path if what == 'file' else path.parent for path in paths if path not in own.test_source]
+    above = len(folders) > 1 and what == 'file'
+    labels = dict.fromkeys(f'{path.parent.name}/{path.stem}' if above else path.stem for path in mine)
+    texts = {key[::2]: label for label, key in numbered(labels)[0].items()}
+    if what and len(texts) > 1 and not own.variables:
         warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
-             f'file is a trajectory; name by --variables what is one together')
+             f'{what} is a trajectory; name by --variables what is one together')
     return runs, names
 
 
@@ -553,9 +585,12 @@ def steps_of_run(run, times, numbers, own):
     if lines:
         name = min(lines, key=lambda name: np.ptp(lines[name]) == 0)    # that of a forecast's start
         where = ' ... '.join([str(first), last.name][:len(run)]) + f': {name}'
+        ways = np.diff(lines[name])
+        require(own.dt or not ((ways > 0).any(1) & (ways < 0).any(1)).any(),
+                f'{where} goes back: the order of the names is not that of time')
         steps = even_steps(where, lines[name], own.uneven)
-        require(own.dt or min(steps) > 0, f'{where} does not rise; if these are no times, --dt says '
-                                          f'the time between frames')
+        require(own.dt or min(steps) > 0, f'{where} does not rise beyond its rounding; if these are '
+                                          f'no times, --dt says the time between frames')
         for number, path in numbers if not own.dt else ():
             if not np.isclose(steps, number, rtol=1e-3, atol=0).all():
                 warn(f'{where} has steps of {steps[0]:g}, which count, and dt is {number:g}; --dt '
@@ -563,7 +598,12 @@ def steps_of_run(run, times, numbers, own):
                 break
         return [(dt, first) for dt in steps]
     names = [path.name for path, *_ in run]
-    if not numbered(names)[1]:
+    keys, even = numbered(names)
+    texts = Counter(key[::2] for key in keys.values())
+    require(len(texts) < 2 or min(texts.values()) < 2,
+            f'{first.parent}: {names[0]} ... {names[-1]} are {len(texts)} kinds of files; name by '
+            f'--variables what is in each of them, or move them into different folders')
+    if not even:
         warn(f'{first.parent}: are {" ".join(names[:3])} ... {last.name} the frames of one run in '
              f'their order, and is none missing? The numbers in the names do not rise by even '
              f'steps; several runs need a folder each')
@@ -594,6 +634,7 @@ def find_runs(paths, own):
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     moving = set()                                          # variables without T that still move
     counts = {}                                             # {name: its numbers at a point}
+    spans, unread = [], {}                                  # [(first time, last, file)], {name: file}
     for run in runs:
         times, dts, values = {}, [], {}     # {name: [(N, T)]}, [(dt, file)], {name: its values}
         for part in run:
@@ -621,28 +662,47 @@ def find_runs(paths, own):
                 T = sizes.get('T', 1)
                 along_T = {name: array for name, array in found.items() if 'T' == axis_of.get(
                     (getattr(array, 'dimensions', ()) or ('',))[-1], 'T')}
+                read = set()
                 for end in [T, T + 1] if T > 1 else [T]:        # PDEBench says when it ends, too
                     for name, points in points_of(along_T, TIMES, [end]):
                         times.setdefault(name, []).append(points[:, :T])
+                        read.add(name)
+                for name, array in along_T.items():
+                    called = name.split('/')[-1] in TIMES and not near(name)[0] and name not in read
+                    if called and (array is None or math.prod(array.shape) > 1):
+                        unread.setdefault(name, path)
+                    if name in read and text_said(array).split(' ')[0].lower() in SECONDS:
+                        units.setdefault('time', {}).setdefault('s', path)      # as they became
                 dts += [(dt, path) for dt in dt_said(arrays, found, near, sizes.get('N'))]
                 for name, its in axes.items():
-                    if 'T' not in main and {*main} - {*its, 'C'}:           # small
+                    if 'T' not in main and name not in moving:
                         numbers = np.asarray(arrays[name][()], np.float32)
-                        values.setdefault(name, set()).add(numbers.tobytes())
+                        values.setdefault(name, set()).add(hash(numbers.tobytes()))
+                        moving |= {name} if len(values[name]) > 1 else set()
                     points = math.prod(sizes[axis] for axis in its if axis not in 'CK')
                     C = math.prod(arrays[name].shape) // points
                     require(counts.setdefault(name, C) == C,
                             f'{path}: {name} has {C} channels, in {paths[0]} {counts[name]}')
         items += [(Piece(run, sizes.get('T', len(run))), n) for n in range(sizes.get('N', 1))]
         steps[BETWEEN] += steps_of_run(run, times, dts, own)
-        moving |= {name for name, several in values.items() if len(several) > 1}
+        for parts in times.values():
+            spans += [(parts[0][0, 0], parts[-1][0, -1], path)] if len(parts[0]) == 1 else []
+    for name, path in unread.items():
+        warn(f'{path}: {name} is no number of each frame, and is not used')
+    between = min([dt for dt, _ in steps[BETWEEN]], default=0)
+    for (_, end, one), (start, _, other) in zip(spans, spans[1:]):
+        if 0 <= start - end <= 1.01 * between and one != other:
+            warn(f'{other} begins where {one} ends; if they are pieces of one run, join them in one '
+                 f'file, or pieces of it lie in several splits')
+            break
     saying = what_all_say(steps, units, own.uneven)
     saying += [f'axis of {name} is {axis}' for name, axis in axis_of.items()]
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         new = channels_of(name, counts[name], said[name][0], saying)
         saying += [f'number of channels in {name} is {len(new)}'] if len(new) > 1 else []
-        still = bool({*main} - {*its, 'C'}) and 'T' not in its and name not in moving
+        lacks = 'T' not in main or {*main} - {*its, 'C'}
+        still = bool(lacks) and 'T' not in its and name not in moving
         if still:
             print(f'{name} is static, {"along " + its if its else "a number"}')
         channels += new
@@ -697,19 +757,20 @@ def own_source(sources, own):
             f'that is right, name them by --channels')
     lengths = [piece.frames for piece, _ in source.items]
     shortest, longest = min(lengths), max(lengths)
+    require(longest > 1 != own.frames, f'--layout {main}, --frames {own.frames}: a trajectory needs '
+                                       f'two frames; those of a run lie in one folder')
     frames = own.frames or longest
     require(frames <= (longest if own.frames else shortest),
             f'--frames {own.frames or "(none)"}: there are trajectories of {shortest} to {longest} '
             f'frames; --frames {max(2, shortest)} cuts them into pieces of as many')
-    require(frames > 1, f'--layout {main}, --frames {own.frames}: a trajectory needs two frames')
     if own.frames:
         print(f'{sum(length % frames for length in lengths)} frames at the ends are left out')
-    tests = [path.resolve() for path in own.test_source]
+    tests = [*map(place_of, own.test_source)]
     mine, given = [], []                                            # pieces of each trajectory
     for piece, n in source.items:
         starts = range(0, piece.frames - frames + 1, frames)
         pieces = [(piece._replace(frames=frames, start=start), n) for start in starts]
-        (given if piece.parts[0][0].resolve() in tests else mine).append(pieces)
+        (given if place_of(piece.parts[0][0]) in tests else mine).append(pieces)
     if len(mine) == 1 and own.frames:
         print('one trajectory, which is split in time' + (
             '' if given else ': its last pieces are for testing'))

@@ -180,8 +180,8 @@ def convert(folder, source, nan_to_num=False, masked=False):
     twice = len(seen['test'] & seen['train'])
     if twice:
         warn(f'{twice} of {len(seen["test"])} frames of the test set are in the training set as '
-             f'well, as of windows that overlap; --split order, or --frames on the uncut '
-             f'trajectories, keeps them apart')
+             f'well, as of windows that overlap, which --split order or --frames on the uncut '
+             f'trajectories keeps apart, or of runs with one initial state')
 
 
 def main():

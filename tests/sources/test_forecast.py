@@ -147,10 +147,12 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
     for same in run('same'), run('rounded', x=np.float32([0, 1.0001, 2, 3])):
         assert forecast.frames_of(same, header, 2)[0].shape == (1, 2, 4, 3, 1) and not capsys.readouterr().err
     for other, words in ((run('slow', step=2), 'the time between frames is 2, in the training 0.5; --uneven'),
-                         (run('flipped', x=(3, 2, 1, 0)), 'the step of x is -1, in the training 1; --uneven')):
-        with pytest.raises(InputError, match=words):
-            forecast.frames_of(other, header, 2)
-        forecast.frames_of(other, header, 2, uneven=True)
+                         (run('flipped', x=(3, 2, 1, 0)), 'the step of x is -1, in the training 1; turn the axis'),
+                         (run('back', step=-0.5), 'the time between frames is -0.5, in the training 0.5; turn the')):
+        for uneven in (False, True)[:1 + ('turn' in words)]:
+            with pytest.raises(InputError, match=words):
+                forecast.frames_of(other, header, 2, uneven)
+    forecast.frames_of(run('slow', step=2), header, 2, uneven=True)
     forecast.frames_of(run('as --dt said', step=5), header, 2)
     capsys.readouterr()
     forecast.frames_of(run('hecto', unit='hPa'), header, 2)
@@ -170,6 +172,29 @@ def test_a_netcdf_forecast_has_the_dimensions_of_its_dataset(tmp_path):
     forecast.write_forecast(tmp_path / 'named.nc', VALUES[:1, :2, ..., :1], header)
     with netCDF4.Dataset(tmp_path / 'named.nc') as file:
         assert file['u'].dimensions == ('time', 'lat', 'lon')
+    vector = dict(layout=['TXYC', 'tasks/b=TXY'], channels=[*'uvb'], variables=['tasks/v', 'tasks/b'], static=[],
+                  dt=None, said=['number of channels in tasks/v is 2', 'unit of time is s'])
+    u = np.concatenate([VALUES[:1, :2], VALUES[:1, :2, ..., :1]], -1)
+    forecast.write_forecast(tmp_path / 'vector.nc', u, vector)
+    with netCDF4.Dataset(tmp_path / 'vector.nc') as file:
+        assert file['time'].units == 's'
+        np.testing.assert_array_equal(file['tasks/v'][:], u[0, ..., :2])
+        np.testing.assert_array_equal(file['tasks/b'][:], u[0, ..., 2])
+
+
+def test_times_that_say_their_unit_become_seconds_and_say_so(tmp_path, call):
+    netCDF4 = package('netCDF4')
+    for i in range(6):
+        netcdf(tmp_path / f'run{i}.nc', dict(time=7, x=4), coordinates=dict(time=6 * np.arange(7)),
+               u=(('time', 'x'), VALUES[i, ..., 0, 0]))
+        with netCDF4.Dataset(tmp_path / f'run{i}.nc', 'a') as file:
+            file['time'].units = 'hours since 2000-01-01'
+    flags = '--source', *tmp_path.glob('run*'), '--layout', 'TX', '--variables', 'u'
+    header = header_of(call, tmp_path, *flags)
+    assert header['dt'] == 21600 and 'unit of time is s' in header['said']
+    forecast.frames_of([tmp_path / 'run3.nc'], header, 2)
+    assert forecast.in_words([tmp_path / 'run2.nc', tmp_path / 'run1.nc']) == f'{tmp_path}/run1.nc {tmp_path}/run2.nc'
+    assert forecast.in_words([tmp_path]) == f'{tmp_path}/run0.nc {tmp_path}/run1.nc ... {tmp_path}/run5.nc'
 
 
 def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatch, call):
