@@ -218,7 +218,9 @@ def contents(path, names=()):
     with opened([path], names) as found:
         shapes = {name: array.shape for name, array in found.items() if array is not None}
         others = ' '.join(name for name in found if name and name not in shapes)
-    words = [f'{name} {shape}' for name, shape in shapes.items() if name and shape]
+        named = {id(found[name]): f'{name} {shape}' for name, shape in [*shapes.items()][::-1]
+                 if name and shape}                                 # of several names the first
+    words = [*named.values()][::-1]
     words = ', '.join(words[:20] + ['...'] if len(words) > 20 else words) or 'none'
     return shapes, words + (f' (not of real numbers: {others})' if others else '')
 
@@ -453,9 +455,10 @@ def paths_of(sources):
     found, folders = {}, {}
     for source in map(Path, sources):
         inside, below = files([source, *source.glob('*')]), files(source.glob('[!.]*/*'))
-        deeper = f'; name the folders, as {source}/*' if files(source.glob('*/*/*')) else ''
-        require(inside or below, f'{source}: there is no file of the kinds {" ".join(KINDS)} in it '
-                                 f'or its folders{deeper}')
+        if not (inside or below):
+            deeper = f'; name the folders, as {source}/*' if files(source.glob('*/*/*')) else ''
+            raise InputError(f'{source}: there is no file of the kinds {" ".join(KINDS)} in it or '
+                             f'its folders{deeper}')
         if inside and below:
             warn(f'{source}: its own files are read, and not the {len(below)} in its folders')
         found |= inside or below
@@ -591,11 +594,6 @@ def steps_of_run(run, times, numbers, own):
         steps = even_steps(where, lines[name], own.uneven)
         require(own.dt or min(steps) > 0, f'{where} does not rise beyond its rounding; if these are '
                                           f'no times, --dt says the time between frames')
-        for number, path in numbers if not own.dt else ():
-            if not np.isclose(steps, number, rtol=1e-3, atol=0).all():
-                warn(f'{where} has steps of {steps[0]:g}, which count, and dt is {number:g}; --dt '
-                     f'says which is right')
-                break
         return [(dt, first) for dt in steps]
     names = [path.name for path, *_ in run]
     keys, even = numbered(names)
@@ -634,7 +632,7 @@ def find_runs(paths, own):
     said, units = {}, {}            # {name: (what it says, in which file)}, {name: {unit: file}}
     moving = set()                                          # variables without T that still move
     counts = {}                                             # {name: its numbers at a point}
-    spans, unread = [], {}                                  # [(first time, last, file)], {name: file}
+    spans, once = [], {}                                    # [(first time, last, file)], {what: line}
     for run in runs:
         times, dts, values = {}, [], {}     # {name: [(N, T)]}, [(dt, file)], {name: its values}
         for part in run:
@@ -670,7 +668,8 @@ def find_runs(paths, own):
                 for name, array in along_T.items():
                     called = name.split('/')[-1] in TIMES and not near(name)[0] and name not in read
                     if called and (array is None or math.prod(array.shape) > 1):
-                        unread.setdefault(name, path)
+                        once.setdefault(name, f'{path}: {name} is no number of each frame, and is '
+                                              f'not used')
                     if name in read and text_said(array).split(' ')[0].lower() in SECONDS:
                         units.setdefault('time', {}).setdefault('s', path)      # as they became
                 dts += [(dt, path) for dt in dt_said(arrays, found, near, sizes.get('N'))]
@@ -684,17 +683,21 @@ def find_runs(paths, own):
                     require(counts.setdefault(name, C) == C,
                             f'{path}: {name} has {C} channels, in {paths[0]} {counts[name]}')
         items += [(Piece(run, sizes.get('T', len(run))), n) for n in range(sizes.get('N', 1))]
-        steps[BETWEEN] += steps_of_run(run, times, dts, own)
-        for parts in times.values():
+        between = steps_of_run(run, times, dts, own)
+        steps[BETWEEN] += between
+        for dt, _ in dts if between is not dts and not own.dt else ():
+            if not math.isclose(dt, between[0][0], rel_tol=1e-3):
+                once.setdefault('dt', f'{path}: dt is {dt:g}, but its times have steps of '
+                                      f'{between[0][0]:g}, which count; --dt says which is right')
+        for parts in [*times.values()][:1]:
             spans += [(parts[0][0, 0], parts[-1][0, -1], path)] if len(parts[0]) == 1 else []
-    for name, path in unread.items():
-        warn(f'{path}: {name} is no number of each frame, and is not used')
-    between = min([dt for dt, _ in steps[BETWEEN]], default=0)
+    least = min([dt for dt, _ in steps[BETWEEN]], default=0)
     for (_, end, one), (start, _, other) in zip(spans, spans[1:]):
-        if 0 <= start - end <= 1.01 * between and one != other:
-            warn(f'{other} begins where {one} ends; if they are pieces of one run, join them in one '
-                 f'file, or pieces of it lie in several splits')
-            break
+        if 0 <= start - end < 1.01 * least:
+            once.setdefault('span', f'{other} begins where {one} ends; if they are pieces of one run, '
+                                    f'join them in one file, or pieces of it lie in several splits')
+    for line in once.values():
+        warn(line)
     saying = what_all_say(steps, units, own.uneven)
     saying += [f'axis of {name} is {axis}' for name, axis in axis_of.items()]
     channels, fixed = [], []                                # fixed: whether each is static
@@ -757,8 +760,9 @@ def own_source(sources, own):
             f'that is right, name them by --channels')
     lengths = [piece.frames for piece, _ in source.items]
     shortest, longest = min(lengths), max(lengths)
-    require(longest > 1 != own.frames, f'--layout {main}, --frames {own.frames}: a trajectory needs '
-                                       f'two frames; those of a run lie in one folder')
+    require(longest > 1 and own.frames != 1,
+            f'--layout {main}, --frames {own.frames}: a trajectory needs two frames; those of a run '
+            f'lie in one folder')
     frames = own.frames or longest
     require(frames <= (longest if own.frames else shortest),
             f'--frames {own.frames or "(none)"}: there are trajectories of {shortest} to {longest} '

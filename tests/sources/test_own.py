@@ -391,7 +391,7 @@ def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path,
         assert read(tmp_path / name, 'NTXYC', ['u'])[1].attributes['dt'] == dt
     capsys.readouterr()
     assert read(tmp_path / 'timed.npz', 'NTXYC', ['u'])[1].attributes['dt'] == 0.125
-    words = 'timed.npz: t has steps of 0.125, which count, and dt is 0.25; --dt says which is right'
+    words = 'timed.npz: dt is 0.25, but its times have steps of 0.125, which count; --dt says which is right'
     assert (words in capsys.readouterr().err) == (dt is not None)
     read(tmp_path / 'timed.npz', 'NTXYC', ['u'], dt=0.125)
     assert not capsys.readouterr().err
