@@ -17,7 +17,7 @@ import numpy as np
 
 from lab.reproduce import DIVERGED, MEAN
 from runtime import files, terminal
-from sources.own import library
+from sources.kinds import library
 
 COMPARISONS = {                 # {study: [(a row, that below the line)]}
     'contrasts': [

@@ -11,7 +11,9 @@ from data import check_finite, evolving_of
 from runtime import files
 from runtime.stored import require
 from runtime.terminal import warn
-from sources.own import BETWEEN, Own, find_runs, library, parse_layout, paths_of
+from sources.axes import parse_layout
+from sources.kinds import library
+from sources.own import BETWEEN, Own, find_runs, paths_of
 from sources.prepare import fill
 
 WRITTEN = '.npy', '.h5', '.nc'

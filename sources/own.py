@@ -1,47 +1,40 @@
 """Files of one's own, of several kinds and with axes in any order, as a Source.
 
-.npy, .npz, MATLAB's .mat (v7.3 is HDF5, older ones need SciPy), netCDF (needs netCDF4) and HDF5.
-Only what is asked for is read, but an array of a compressed .npz or an older .mat as a whole.
-
 N trajectories, T frames, X Y Z (or H W D) axes of space, C channels, or C K of a tensor. An axis
 that --layout lacks is the one along which the files go.
 """
-import functools
 import math
 import re
-import warnings
-import zipfile
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
-from itertools import chain, groupby, permutations
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
-import h5py
 import numpy as np
 
 from configs import InputError, arg, check_fields, show
 from data import UNSAID, difference
-from runtime.files import naming
-from runtime.stored import number_of, require, storable, text_of, whole
+from runtime.stored import require, storable
 from runtime.terminal import warn
+from sources.axes import (
+    SAID,
+    SECONDS,
+    TIMES,
+    ancestry,
+    dt_said,
+    even_steps,
+    fit_axes,
+    grid_steps,
+    parse_layout,
+    places,
+    points_of,
+    text_said,
+)
+from sources.kinds import KINDS, Stored, contents, opened
 
-NETCDF = '.nc', '.nc4', '.cdf'
-KINDS = '.npy', '.npz', '.mat', *NETCDF, '.h5', '.hdf5', '.hdf'
-TIMES = 'time', 'times', 't', 't-coordinate', 'sim_time'            # the last: PDEBench, Dedalus
-GRIDS = 'x', 'y', 'z', 'lat', 'lon', 'latitude', 'longitude', *(f'{x}-coordinate' for x in 'xyz')
-SAID = *TIMES, *GRIDS, 'dt'
 ORDER = 'NTXYZCK'                                                   # of our axes; K: a tensor's
 BETWEEN = 'time between frames'
-SECONDS = {word: seconds for words, seconds in {
-    'd day days': 86400., 'h hr hrs hour hours': 3600., 'min mins minute minutes': 60.,
-    's sec secs second seconds': 1., 'us microsec microsecs microsecond microseconds': 1e-6,
-    'ms msec msecs millisec millisecs millisecond milliseconds': 1e-3,
-    'ns nanosecond nanoseconds': 1e-9}.items() for word in words.split()}
-UNREADABLE = ('missing, truncated, damaged, larger than the memory or of another kind, such as a '
-              'git-lfs pointer; download it again')
 SEVERAL = dict(nargs='+', metavar='X')
 
 
@@ -86,153 +79,6 @@ class Own:
         check_fields(self)
 
 
-# ------------------------------------------------------------------------------------ one file
-
-def reading(where):
-    """Within the block, whatever a library says of a file is one line that names it."""
-    return naming(where, UNREADABLE, Exception)
-
-
-def library(path, name):
-    """The module `name` of the package that this kind of file needs, and not everybody has."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition('.')[0]
-        raise InputError(f'{path}: needs {package}; run: pip install {package}') from None
-
-
-class Stored:
-    """An array of an HDF5 file, read at `[index]`; MATLAB's have their axes reversed there."""
-
-    def __init__(self, item):
-        kind = item.attrs.get('MATLAB_class')
-        self._item = item
-        self._step = -1 if kind else 1
-        self.shape = item.shape[::self._step]
-        scales = [dim.label or (dim[0].name if len(dim) else '') for dim in item.dims]
-        scales = [item.name] if h5py.h5ds.is_scale(item.id) and item.ndim == 1 else scales
-        self.dimensions = tuple(name.split('/')[-1] for name in scales)[::self._step]
-        self.dtype = None if kind in (b'char', 'char') else item.dtype
-        ours = ['channels', 'static'] if item.name.endswith('/data') else []    # as data.py writes
-        said = {name: item.attrs.get(name, 0) for name in ours}
-        self.said = {name: value for name, value in said.items()
-                     if np.asarray(value).dtype.kind in 'SUO' and np.size(value)}
-        self.units, self.dt, self.calendar = map(item.attrs.get, ('units', 'dt', 'calendar'))
-
-    def __getitem__(self, index):
-        values = whole(self._item)[index[::self._step]]
-        return values.T if self._step < 0 else values
-
-
-def stored_in(group, names=()):
-    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values.
-
-    names: these also where they are links to another place.
-    """
-    found = {}
-
-    def add(name, item):
-        if isinstance(item, h5py.Dataset) and item.shape is not None:
-            if 'not a netCDF variable' not in str(item.attrs.get('NAME')):
-                found[name] = Stored(item)
-    group.visititems(add)
-    for name in filter(None, names):
-        with suppress(KeyError, OSError):                       # there is none, or it leads nowhere
-            add(name, group[name])
-    return found
-
-
-def variables_of(group, place=''):
-    """{name: variable} of a netCDF file, those in its groups as group/name."""
-    found = {place + name: variable for name, variable in group.variables.items()}
-    for name, inner in group.groups.items():
-        found |= variables_of(inner, f'{place}{name}/')
-    return found
-
-
-@functools.lru_cache(2)
-def in_memory(path, names, changed):
-    """{name: array} of an .npz or an older .mat, None for objects; those of an .npz that is not
-    compressed are mapped, and of the others only `names` are read, or all.
-
-    changed: when it was written.
-    """
-    if path.suffix.lower() == '.mat':
-        return library(path, 'scipy.io').loadmat(path, variable_names=names or None)
-    found = {}
-    with zipfile.ZipFile(path) as file:
-        for member in file.infolist():
-            name = member.filename.removesuffix('.npy')
-            found[name] = None
-            with suppress(ValueError), file.open(member) as stream:
-                if member.compress_type == zipfile.ZIP_STORED:
-                    np.lib.format.read_magic(file.fp)
-                    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file.fp)
-                    order = 'F' if by_columns else 'C'
-                    found[name] = np.memmap(path, dtype, 'r', file.fp.tell(), shape, order)
-                elif not names or name in names:
-                    found[name] = np.load(stream, allow_pickle=False)
-    return found
-
-
-@contextmanager
-def opened(paths, names=()):
-    """{name: array} in files and in their attributes; None: not of real numbers.
-
-    paths: an HDF5 file's group is file/group.
-    names: of a compressed .npz and an older .mat these alone are read.
-    """
-    attributes, found = {}, {}
-    with reading(' '.join(map(str, paths))), ExitStack() as stack:
-        for path in paths:
-            kind = path.suffix.lower()
-            if kind == '.npy':
-                array = np.load(path, mmap_mode='r', allow_pickle=False)
-                found |= {'': array, path.stem: array, text_in(path): array}
-            elif kind == '.npz' or kind == '.mat' and not h5py.is_hdf5(path):
-                found |= in_memory(path, tuple(names), path.stat().st_mtime_ns)
-            elif kind in NETCDF:
-                problem = 'an attribute must have the type of its variable, or gaps are missed'
-                stack.enter_context(naming(path, problem, UserWarning))
-                stack.enter_context(warnings.catch_warnings(action='error', category=UserWarning))
-                file = stack.enter_context(library(path, 'netCDF4').Dataset(path))
-                attributes |= file.__dict__
-                found |= variables_of(file)
-            else:
-                path, group = (path.parent, path.name) if path.parent.is_file() else (path, '/')
-                group = stack.enter_context(h5py.File(path))[group]
-                attributes |= group.attrs
-                found |= stored_in(group, names)
-        numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
-                   if np.size(value) == 1}
-        found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
-        for name, array in found.items():
-            dtype = getattr(array, 'datatype', getattr(array, 'dtype', None))       # netCDF4's own
-            found[name] = array if getattr(dtype, 'kind', 'O') in 'fiub' else None
-        yield found
-
-
-def contents(path, names=()):
-    """{name: shape} of the arrays of real numbers in a file, and all that is in it in words."""
-    with opened([path], names) as found:
-        shapes = {name: array.shape for name, array in found.items() if array is not None}
-        others = ' '.join(name for name in found if name and name not in shapes)
-        named = {id(found[name]): f'{name} {shape}' for name, shape in [*shapes.items()][::-1]
-                 if name and shape}                                 # of several names the first
-    words = [*named.values()][::-1]
-    words = ', '.join(words[:20] + ['...'] if len(words) > 20 else words) or 'none'
-    return shapes, words + (f' (not of real numbers: {others})' if others else '')
-
-
-def places(shape, axes):
-    """The places of `axes` in a shape, which may have more of size 1; None if they do not fit."""
-    longer = [i for i, size in enumerate(shape) if size > 1]
-    if len(shape) == len(axes):
-        return [*range(len(shape))]
-    return longer if len(longer) == len(axes) else None
-
-
 def reader(main, axes, space):
     """The function `read` of a Source on the grid `space` of the variables {name: axes}."""
 
@@ -263,150 +109,6 @@ def reader(main, axes, space):
     return read
 
 
-# ------------------------------------------------------------------------------------ axes
-
-def parse_layout(words):
-    """The words of --layout -> axes of what evolves, or '', and {variable: axes} of those named."""
-    named = {}
-    for word in words:
-        name, _, text = word.rpartition('=')
-        axes = text.upper().translate(str.maketrans('HWD', 'XYZ'))
-        require(name not in named and len({*axes}) == len(axes) and {*axes} <= {*'NTXYZCK'},
-                f'--layout {word}: expected the axes of an array in their order, each once: '
-                f'N trajectories, T frames, H W D or X Y Z in space, C channels, such as NTCHW')
-        named[name] = axes
-    main = named.pop('', max(named.values(), key=len, default=''))
-    return main, named
-
-
-def fit_axes(path, arrays, main, named, sizes, axis_of):
-    """{name: axes} of {name: array} in a file: those that are `named`, or `main`, or the only ones
-    that fit the `sizes` of axes and the names of dimensions.
-
-    sizes, axis_of: {axis: size} and {name of a dimension: axis}, which become complete.
-    """
-    axes = {name: main for name, array in arrays.items() if places(array.shape, main)} | named
-    for name in sorted(arrays, key=lambda name: name not in axes):
-        shape = arrays[name].shape
-        called = getattr(arrays[name], 'dimensions', ())
-        single = [word for word in called if word and called.count(word) == 1
-                  and word[:9] != 'phony_dim']
-        possible = permutations([axis for axis in main if axis in sizes], sum(n > 1 for n in shape))
-        guesses = [axes[name]] if name in axes else map(''.join, possible)
-        fits = {}
-        for its in guesses:
-            at = places(shape, its)
-            if at is None or 0 in shape:
-                continue
-            new = {axis: shape[i] for axis, i in zip(its, at) if axis not in 'CK'}
-            means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in single}
-            timely = all(axis in 'NT' if word.lower() in TIMES else axis != 'T'     # N: of forecasts
-                         for word, axis in means.items() if word.lower() in (*TIMES, *GRIDS))
-            # they agree
-            if timely and sizes | new == new | sizes and axis_of | means == means | axis_of:
-                fits[its] = new, means
-        words = ' '.join([str(shape), *filter(None, called)])
-        known = f'{sizes or main} {axis_of or ""}'.strip()
-        require(len(fits) == 1, f'{path}: {name or "it"} has the shape {words}, along '
-                                f'{" or ".join(fits) or "none"} of the axes {known}; say which: '
-                                f'--layout {main} {name or "NAME"}=X, or leave out a file that is '
-                                f'empty or on another grid')
-        (axes[name], (new, means)), = fits.items()
-        sizes |= new
-        axis_of |= means
-    return {name: axes[name] for name in arrays}
-
-
-def text_said(array, name='units'):
-    """The text of an attribute of an array of a file, or ''."""
-    value = np.ravel(getattr(array, name, None))
-    text = text_of(value[0]) if value.size == 1 and isinstance(value[0], (str, bytes)) else ''
-    return ' '.join(text.split())
-
-
-def ancestry(field):
-    """The key by which names of arrays are sorted: first those in the group of the array `field`,
-    then those in the groups around it, from the inside out, then all others.
-    """
-    def key(name):
-        *group, _ = name.split('/')
-        *around, _ = field.split('/')
-        return group != around[:len(group)], -len(group)
-    return key
-
-
-def points_of(found, names, sizes):
-    """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
-
-    names: the usual ones. Another name counts for times, but later, if its unit is one since a
-        date, or of time and the array has the name of its dimension.
-    Times that say their unit are in seconds, single ones since 1970 if they say a date as well:
-    xarray chooses unit and date for each file.
-    """
-    for usual in True, False:
-        for name, array in found.items():
-            shape = [size for size in getattr(array, 'shape', ()) if size > 1] or [1]
-            name = re.sub(r'(_hash_\w+|/[\d.]+)$', '', name)                 # Dedalus's grids
-            unit, since, date = re.split('(?i)( since |$)', text_said(array), maxsplit=1)
-            last = name.split('/')[-1]
-            itself = getattr(array, 'dimensions', ()) == (last,)
-            called = last.lower() in names and (last != 'T' or itself)          # T: a temperature
-            since = since or unit.lower() in SECONDS and itself
-            fits = array is not None and len(shape) < 3 and shape[-1] in sizes
-            if fits and called == usual and (usual or since and 'time' in names):
-                values = SECONDS.get(unit.lower(), 1) * np.reshape(array[()], (-1, shape[-1]))
-                if date and (values.size == 1 or names is SAID):   # float32 holds no seconds since
-                    with suppress(ValueError, ImportError):
-                        cftime = import_module('cftime')            # which comes with netCDF4
-                        calendar = text_said(array, 'calendar') or 'standard'
-                        start = cftime.num2date(0, f'seconds since {date}', calendar)
-                        values = values + cftime.date2num(start, 'seconds since 1970-01-01', calendar)
-                yield name, values
-
-
-def dt_said(arrays, others, near, N):
-    """The numbers that a file gives as the time between frames, if it does.
-
-    arrays: {name: array} of the fields. others: of all else, the nearest first, which count if they
-        are in the group of a field or around it. near: of `ancestry`. N: trajectories in the file.
-    """
-    said = [[dt for array in arrays.values() if (dt := number_of(getattr(array, 'dt', None))) > 0]]
-    for name, array in others.items():
-        beside = name.split('/')[-1] == 'dt' and not near(name)[0] and array is not None
-        if beside and math.prod(array.shape) in (1, N):
-            said.append(np.unique(array[()] * SECONDS.get(text_said(array).lower(), 1)).tolist())
-    return next((numbers for numbers in said if min(numbers, default=0) > 0), [])
-
-
-def even_steps(where, lines, uneven):
-    """The mean step in each of the lines (n, size) of times or grid points.
-
-    Raises InputError if the steps of one change beyond rounding, and may not be `uneven`.
-    where: their file and their name.
-    """
-    steps = np.diff(np.float64(lines))
-    rounding = 4 * np.finfo(np.result_type(lines, np.float16)).eps * np.abs(lines).max()
-    even = np.ptp(steps, 1) <= 1e-3 * abs(steps.mean(1)) + rounding
-    shown = ' '.join(f'{value:.9g}' for value in lines[even.argmin()][:5])
-    require(uneven or even.all(),
-            f'{where}: the steps of {shown} ... are uneven; --uneven takes them as even')
-    return np.where(abs(steps.mean(1)) > rounding, steps.mean(1), 0)
-
-
-def grid_steps(path, found, grid, uneven):
-    """{'step of x': number} of the grid points in a file.
-
-    grid: {axis of space: size}. uneven: as in `even_steps`.
-    """
-    steps = {}
-    for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
-        for way, lines in zip(('', ' across'), (points, points.T)):
-            if len(lines.T) > 1:                                # across: the other way in a plane
-                step = even_steps(f'{path}: {axis}', lines, uneven)[0]
-                steps.setdefault(f'step of {axis}{way}', step)
-    return steps
-
-
 # ------------------------------------------------------------------------------------ several files
 
 def numbered(paths):
@@ -429,11 +131,6 @@ def numbered(paths):
         readings.append((len({*keys.values()}), even, keys))
     *_, even, keys = max(readings, key=lambda reading: reading[:2])
     return keys, even
-
-
-def text_in(path):
-    """What stands before the first number in the name of a file: u in u_0042.npy."""
-    return re.split(r'[\W_]*\d', path.stem)[0]
 
 
 def in_order(paths):

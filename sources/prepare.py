@@ -25,7 +25,8 @@ from runtime.files import lock
 from runtime.stored import require
 from runtime.terminal import Progress, warn
 from sources.formats import OFFICIAL, refuse, the_well
-from sources.own import KINDS, Own, own_source, reading
+from sources.kinds import KINDS, reading
+from sources.own import Own, own_source
 from sources.pdes import FAMILIES
 
 BLOCK = 2 ** 25                                         # bytes that are read at once, as float32

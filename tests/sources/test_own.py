@@ -11,7 +11,7 @@ import pytest
 
 import data
 from configs import InputError
-from sources import own, prepare
+from sources import kinds, own, prepare
 
 VALUES = np.random.default_rng(0).normal(size=(5, 6, 4, 8, 2))                          # (N, T, X, Y, C)
 NEEDED = 'it writes the files of this test, and the project does not need it'
@@ -50,7 +50,7 @@ def file_of(kind, folder, values):
         matlab(path, u=values)
     elif kind == '.mat of version 5':
         package('scipy.io').savemat(path, {'u': values})
-    elif kind.startswith(own.NETCDF):
+    elif kind.startswith(kinds.NETCDF):
         dims = {f'a{i}': size for i, size in enumerate(values.shape)}
         netcdf(path, dims, 'NETCDF3_CLASSIC' if '3' in kind else 'NETCDF4', u=(tuple(dims), values))
     else:
