@@ -528,9 +528,9 @@ def forecast_from_files(trained, args, processes):
         return
     header = known[name]
     forecast.require_writable(args.write)
-    u, dt, gaps = forecast.frames_of(
-        args.sources, header, trained.model.config.frames, args.uneven)
-    here = forecast.in_words(args.sources)
+    paths = forecast.paths_of(args.sources)             # in the order of their forecasts
+    u, dt, gaps = forecast.frames_of(paths, header, trained.model.config.frames, args.uneven)
+    here = forecast.in_words(paths)
     names = [header['channels'][c] for c in data.evolving_of(header)]
     channel = channel_to_draw(args, here, len(u), names)
     v = rollout(trained.model, u, args.rollout, name, args.batch_size, args.dtype)

@@ -26,12 +26,13 @@ def frames_of(sources, header, last, uneven=False):
 
     sources: paths of files or folders. uneven: as in `Own`.
     """
-    shown = ' '.join(map(str, sources))
+    paths = paths_of(sources)
+    shown = in_words(paths)
     require(header.get('layout'), f'{shown}: the dataset does not say how its files were laid out; '
                                   f'make it by sources.prepare')
     own = Own(layout=tuple(header['layout']), variables=tuple(header['variables']),
-              uneven=uneven, dt=header['dt'] or 0.0)
-    runs = find_runs(paths_of(sources), own)
+              uneven=uneven, dt=header['dt'] or 0.0, test_source=tuple(paths))
+    runs = find_runs(paths, own)
     require(runs.shape[0] >= last,
             f'{shown}: {runs.shape[0]} frames are too few for a network that takes {last}')
     u = np.concatenate([
@@ -53,10 +54,10 @@ def frames_of(sources, header, last, uneven=False):
     return u, runs.attributes['dt'], gaps
 
 
-def in_words(sources):
-    """Files as they are read, which is in the order of their forecasts, at most four in words."""
-    paths = [*map(str, paths_of(sources))]
-    return ' '.join(paths if len(paths) < 5 else [*paths[:2], '...', paths[-1]])
+def in_words(paths):
+    """Paths in words, at most four of them."""
+    shown = [*map(str, paths)]
+    return ' '.join(shown if len(shown) < 5 else [*shown[:2], '...', shown[-1]])
 
 
 def said_by(attributes):
@@ -74,6 +75,10 @@ def compare(runs, header, shown, uneven):
     if dt and (BETWEEN not in known or np.isclose(runs.attributes['dt'] or 0, dt, 1e-3, 0)):
         known[BETWEEN] = dt
     same = [*runs.shape[1:-1]] == header['shape'][2:-1]
+    for what in sorted(known.keys() | here.keys()):
+        if what.startswith('number'):
+            one, other = here.pop(what, '1'), known.pop(what, '1')
+            require(one == other, f'{shown}: the {what} is {one}, in the training {other}')
     for what in sorted(known.keys() & here.keys()):
         words = f'{shown}: the {what} is {here[what]}, in the training {known[what]}'
         if what.startswith(('order', 'axis')):
@@ -124,7 +129,9 @@ def write_forecast(path, u, header):
     arrays, along = {}, {'time': 'T'}
     for name, (axes, of_it) in parts.items():
         along[name] = first + axes + 'C' * (len(of_it) > 1 and 'C' not in axes)
-        arrays[name] = np.einsum(f'{order}->{along[name]}', u[..., of_it])
+        lacking = tuple(i for i, axis in enumerate(order) if axis in {*'XYZ'} - {*along[name]})
+        part = u[..., of_it].mean(lacking, keepdims=True)           # of a number that evolves
+        arrays[name] = np.einsum(f'{order}->{along[name]}', part)
     dt = header['dt'] or 1.0
     timed = {'time': dt * np.arange(1, u.shape[1] + 1), **arrays}
     about = {name: {'units': said[f'unit of {name}']} for name in timed if f'unit of {name}' in said}

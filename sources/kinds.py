@@ -45,9 +45,11 @@ class Stored:
         self._item = item
         self._step = -1 if kind else 1
         self.shape = item.shape[::self._step]
-        scales = [dim.label or (dim[0].name if len(dim) else '') for dim in item.dims]
-        scales = [item.name] if h5py.h5ds.is_scale(item.id) and item.ndim == 1 else scales
-        self.dimensions = tuple(name.split('/')[-1] for name in scales)[::self._step]
+        self.dimensions = ('',) * item.ndim
+        with suppress(RuntimeError):                            # a scale was deleted
+            scales = [dim.label or (dim[0].name if len(dim) else '') or '' for dim in item.dims]
+            scales = [item.name] if h5py.h5ds.is_scale(item.id) and item.ndim == 1 else scales
+            self.dimensions = tuple(name.split('/')[-1] for name in scales)[::self._step]
         self.dtype = None if kind in (b'char', 'char') else item.dtype
         ours = ['channels', 'static'] if item.name.endswith('/data') else []    # as data.py writes
         said = {name: item.attrs.get(name, 0) for name in ours}
@@ -111,9 +113,12 @@ def in_memory(path, names, changed):
     return found
 
 
-def text_in(path):
-    """What stands before the first number in the name of a file: u in u_0042.npy."""
-    return re.split(r'[\W_]*\d', path.stem)[0]
+def variable_of(path, names):
+    """The longest of some names with which that of a file begins, or else what stands there before
+    the first number: u in u_0042.npy, and u10 in u10_0042.npy if that is one of the names.
+    """
+    fitting = [name for name in names if re.match(re.escape(name) + '(?![A-Za-z])', path.stem)]
+    return max(fitting, key=len, default=re.split(r'[\W_]*\d', path.stem)[0])
 
 
 @contextmanager
@@ -129,7 +134,7 @@ def opened(paths, names=()):
             kind = path.suffix.lower()
             if kind == '.npy':
                 array = np.load(path, mmap_mode='r', allow_pickle=False)
-                found |= {'': array, path.stem: array, text_in(path): array}
+                found |= {'': array, path.stem: array, variable_of(path, names): array}
             elif kind == '.npz' or kind == '.mat' and not h5py.is_hdf5(path):
                 found |= in_memory(path, tuple(names), path.stat().st_mtime_ns)
             elif kind in NETCDF:

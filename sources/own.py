@@ -31,7 +31,7 @@ from sources.axes import (
     points_of,
     text_said,
 )
-from sources.kinds import KINDS, Stored, contents, opened
+from sources.kinds import KINDS, Stored, contents, opened, variable_of
 
 ORDER = 'NTXYZCK'                                                   # of our axes; K: a tensor's
 BETWEEN = 'time between frames'
@@ -147,7 +147,8 @@ def paths_of(sources):
     """Files, each once, in the order of the numbers in their names; a folder stands for its files,
     or if it has none, for those of the folders in it; a line says so where it has both."""
     def files(paths):
-        return {place_of(path): path for path in sorted(paths) if path.suffix.lower() in KINDS
+        links_first = sorted(paths, key=lambda path: (not path.parent.is_symlink(), path))
+        return {place_of(path): path for path in links_first if path.suffix.lower() in KINDS
                 and path.is_file() and path.name[0] != '.'}
     found, folders = {}, {}
     for source in map(Path, sources):
@@ -158,7 +159,7 @@ def paths_of(sources):
                              f'its folders{deeper}')
         if inside and below:
             warn(f'{source}: its own files are read, and not the {len(below)} in its folders')
-        found |= inside or below
+        found = (inside or below) | found
     for path in found.values():
         folders.setdefault(path.parent, []).append(path)
     return [path for folder in in_order(folders) for path in in_order(folders[folder])]
@@ -186,10 +187,11 @@ def each_in_one(paths, names):
     return all(inside) and sorted(chain(*inside)) == sorted(names)
 
 
-def with_equal_numbers(folder):
-    """The files of a folder in groups that have the same numbers in their names, in their order."""
-    keys, _ = numbered([path.name for path in folder])
-    number = lambda path: keys[path.name][1::2]
+def with_equal_numbers(folder, names):
+    """The files of a folder in groups whose names differ in the variable alone, in their order."""
+    rests = {path: path.name[len(variable_of(path, names)):] for path in folder}
+    keys, _ = numbered(dict.fromkeys(rests.values()))
+    number = lambda path: keys[rests[path]]
     return [[*group] for _, group in groupby(sorted(folder, key=number), number)]
 
 
@@ -218,7 +220,7 @@ def join(paths, own):
     if 'T' not in main:
         how = 'frames (T)'                                  # those in a folder are a trajectory
         runs = [tuple((path,) for path in folder) for folder in folders]
-    alike = [tuple(group) for folder in folders for group in with_equal_numbers(folder)]
+    alike = [tuple(group) for folder in folders for group in with_equal_numbers(folder, names)]
     for groups in [tuple(paths)], folders, alike:
         others = [group for group in groups if not each_in_one(group, names)]
         if len(others) < len(groups):
@@ -286,8 +288,9 @@ def steps_of_run(run, times, numbers, own):
         name = min(lines, key=lambda name: np.ptp(lines[name]) == 0)    # that of a forecast's start
         where = ' ... '.join([str(first), last.name][:len(run)]) + f': {name}'
         ways = np.diff(lines[name])
-        require(own.dt or not ((ways > 0).any(1) & (ways < 0).any(1)).any(),
-                f'{where} goes back: the order of the names is not that of time')
+        require(own.dt or not ((ways > 0).any(1) & (ways < 0).any(1)).any(), f'{where} goes back' + (
+            ': the order of the names is not that of time' if len(run) > 1 else
+            '; if these are no times, --dt says the time between frames'))
         steps = even_steps(where, lines[name], own.uneven)
         require(own.dt or min(steps) > 0, f'{where} does not rise beyond its rounding; if these are '
                                           f'no times, --dt says the time between frames')
@@ -382,15 +385,15 @@ def find_runs(paths, own):
         items += [(Piece(run, sizes.get('T', len(run))), n) for n in range(sizes.get('N', 1))]
         between = steps_of_run(run, times, dts, own)
         steps[BETWEEN] += between
-        for dt, _ in dts if between is not dts and not own.dt else ():
-            if not math.isclose(dt, between[0][0], rel_tol=1e-3):
-                once.setdefault('dt', f'{path}: dt is {dt:g}, but its times have steps of '
-                                      f'{between[0][0]:g}, which count; --dt says which is right')
+        for (dt, _), (step, _) in zip(dts, between * len(dts)):     # the same where there are no times
+            if not math.isclose(dt, step, rel_tol=1e-3) and not own.dt:
+                once.setdefault('dt', f'{path}: dt is {dt:g}, but its times have steps of {step:g}, '
+                                      f'which count; --dt says which is right')
         for parts in [*times.values()][:1]:
             spans += [(parts[0][0, 0], parts[-1][0, -1], path)] if len(parts[0]) == 1 else []
     least = min([dt for dt, _ in steps[BETWEEN]], default=0)
     for (_, end, one), (start, _, other) in zip(spans, spans[1:]):
-        if 0 <= start - end < 1.01 * least:
+        if 0 <= start - end < 1.01 * least and not {one, other} & {*own.test_source}:
             once.setdefault('span', f'{other} begins where {one} ends; if they are pieces of one run, '
                                     f'join them in one file, or pieces of it lie in several splits')
     for line in once.values():
@@ -448,7 +451,7 @@ def own_source(sources, own):
     attributes = source.attributes
     main, named = parse_layout(attributes['layout'])
     for name, axes in named.items():
-        require('T' not in axes or {*main} <= {*axes, 'C'},
+        require('T' not in axes or {*main} <= {*axes, 'C', 'K'},
                 f'--layout {name}={axes}: what changes in time needs all of {main}')
     *space, C = source.shape[1:]
     few = C <= min([16, *(size for size in space if size > 1)])

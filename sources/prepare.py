@@ -169,7 +169,8 @@ def convert(folder, source, nan_to_num=False, masked=False):
                     also = ', or nan at the same points of all frames' if masked else ''
                     found = f'numbers where {path} has gaps' if np.isfinite(rounded[wrong]).all() else (
                         'nan, infinity or too large a number')
-                    refuse(where, f'finite values{also}', found, '--nan_to_num replaces nan by 0')
+                    advice = 'leave it out' if nan_to_num else '--nan_to_num replaces nan by 0'
+                    refuse(where, f'finite values{also}', found, advice)
                 parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
                 output[place] = fill(block, gaps, guess) if gaps.any() else block

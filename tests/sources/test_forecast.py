@@ -182,6 +182,26 @@ def test_a_netcdf_forecast_has_the_dimensions_of_its_dataset(tmp_path):
         np.testing.assert_array_equal(file['tasks/b'][:], u[0, ..., 2])
 
 
+def test_a_number_that_evolves_is_written_as_a_number(tmp_path):
+    header = dict(layout=['TXY', 'amp=T'], channels=['u', 'amp'], variables=['u', 'amp'], static=[], dt=None)
+    u = np.stack([VALUES[:1, ..., 0], np.broadcast_to(np.arange(7.)[:, None, None], (1, 7, 4, 3))], -1)
+    forecast.write_forecast(tmp_path / 'next.h5', u, header)
+    with h5py.File(tmp_path / 'next.h5') as file:
+        np.testing.assert_allclose(file['amp'], range(7))
+        np.testing.assert_array_equal(file['u'], u[0, ..., 0])
+
+
+def test_a_forecast_of_other_numbers_of_channels_is_refused(tmp_path, call):
+    def written(name, C):
+        np.savez(tmp_path / f'{name}.npz', u=VALUES[..., :C], v=VALUES[..., :3 - C])
+        return tmp_path / f'{name}.npz'
+    header = header_of(call, tmp_path, '--source', written('a', 1), '--layout', 'NTXYC', '--variables', 'u', 'v')
+    for uneven in False, True:
+        with pytest.raises(InputError, match='the number of channels in u is 2, in the training 1'):
+            forecast.frames_of([written('b', 2)], header, 2, uneven)
+    forecast.frames_of([tmp_path / 'a.npz'], header, 2)
+
+
 def test_times_that_say_their_unit_become_seconds_and_say_so(tmp_path, call):
     netCDF4 = package('netCDF4')
     for i in range(6):
@@ -193,8 +213,10 @@ def test_times_that_say_their_unit_become_seconds_and_say_so(tmp_path, call):
     header = header_of(call, tmp_path, *flags)
     assert header['dt'] == 21600 and 'unit of time is s' in header['said']
     forecast.frames_of([tmp_path / 'run3.nc'], header, 2)
-    assert forecast.in_words([tmp_path / 'run2.nc', tmp_path / 'run1.nc']) == f'{tmp_path}/run1.nc {tmp_path}/run2.nc'
-    assert forecast.in_words([tmp_path]) == f'{tmp_path}/run0.nc {tmp_path}/run1.nc ... {tmp_path}/run5.nc'
+    paths = forecast.paths_of([tmp_path / 'run2.nc', tmp_path / 'run1.nc'])
+    assert forecast.in_words(paths) == f'{tmp_path}/run1.nc {tmp_path}/run2.nc'
+    paths = forecast.paths_of([tmp_path])
+    assert forecast.in_words(paths) == f'{tmp_path}/run0.nc {tmp_path}/run1.nc ... {tmp_path}/run5.nc'
 
 
 def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatch, call):

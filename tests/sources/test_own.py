@@ -458,8 +458,13 @@ def test_a_variable_a_file_beside_others_with_equal_numbers_makes_channels(tmp_p
     for run in range(3):
         for c, name in enumerate('uv'):
             np.save(tmp_path / f'{name}_run{run}.npy', VALUES[run, ..., c])
-    values, _ = read([*tmp_path.glob('*_run*')], 'TXY', ['u_run', 'v_run'])
+    values, _ = read([*tmp_path.glob('*_run*')], 'TXY', ['u', 'v'])
     np.testing.assert_array_equal(values, VALUES[:3])
+    (tmp_path / 'dots').mkdir()
+    for i, (c, name) in product(range(6), enumerate(('u10', 'v10'))):
+        np.save(tmp_path / f'dots/{name}_Re100.{i + 7}.npy', VALUES[0, i, ..., c])
+    values, _ = read(tmp_path / 'dots', 'XY', ['u10', 'v10'], frames=2)
+    np.testing.assert_array_equal(values.reshape(VALUES[0].shape), VALUES[0])
 
 
 def test_a_folder_a_variable_gets_a_line(tmp_path, capsys):
@@ -483,6 +488,9 @@ def test_files_that_are_links_are_files_of_their_own(tmp_path):
     assert values.shape == (3, 6, 4, 8, 1) and len(source.items['test']) == 1
     np.testing.assert_array_equal(values[:, 1:, ..., 0], VALUES[[0, 2, 1], 1:, ..., 0])
     assert (values[:, 0, ..., 0] == VALUES[0, 0, ..., 0]).all()
+    before = own.paths_of([tmp_path / 'runs'])
+    (tmp_path / 'runs/run_latest').symlink_to(tmp_path / 'runs/run_0')
+    assert own.paths_of([tmp_path / 'runs']) == before, 'a folder that is a link counts once, under its own name'
 
 
 def test_times_that_are_not_used_or_go_back_or_on_in_another_file_get_a_line(tmp_path, capsys):
@@ -518,6 +526,9 @@ def test_names_of_dimensions_count_in_hdf5_too(tmp_path):
     assert source.attributes['dt'] == 0.5 and 'axis of lon is Y' in source.attributes['said']
     with pytest.raises(InputError, match='u has the shape .6, 5, 4, 8. time run lat lon, along none'):
         read(tmp_path / 'a.h5', 'NXYT', ['u'])
+    with h5py.File(tmp_path / 'a.h5', 'a') as file:
+        del file['lon']
+    assert read(tmp_path / 'a.h5', 'TNXY', ['u'])[0].shape == (5, 6, 4, 8, 1)
 
 
 def test_a_mask_in_each_of_single_frames_is_static(tmp_path):
