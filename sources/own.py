@@ -246,7 +246,7 @@ def join(paths, own):
     texts = {key[::2]: label for label, key in numbered(labels)[0].items()}
     if what and len(texts) > 1 and not own.variables:
         warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
-             f'{what} is a trajectory; name by --variables what is one together')
+             f'{what} is a trajectory; if they are variables of one, name these by --variables')
     return runs, names
 
 
