@@ -85,10 +85,10 @@ def plan(name, preset='paper', **changes):
         configs.bounded(f'{name}: --{key}', sizes[key], least.get(key, 0), most.get(key, 10 ** 9))
     counts = {split: sizes.pop(split) for split in SPLITS}
     made = Plan(name, counts={split: count for split, count in counts.items() if count}, **sizes)
-    family = FAMILIES[name]
-    if family.fixed and made.resolution * made.stride != family.grid:
-        raise InputError(f'{name}: --resolution {made.resolution}: expected a divisor of '
-                         f'{family.grid}, the grid whose numerical diffusion is part of the data')
+    grid = made.grid or FAMILIES[name].grid
+    if FAMILIES[name].fixed and made.resolution * made.stride != grid:
+        raise InputError(f'{name}: --resolution {made.resolution}: expected a divisor of {grid}, '
+                         f'the grid whose numerical diffusion is part of the data')
     return made
 
 
