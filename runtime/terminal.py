@@ -9,7 +9,6 @@ import traceback
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 
-import torch
 from tqdm import tqdm
 
 from configs import InputError, nearest, show
@@ -96,7 +95,9 @@ def cli(main):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)           # or the next line may send it again
         with suppress(BrokenPipeError):
             print(f'stopped by {signal.Signals(error.args[0]).name}', file=sys.stderr)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if type(error).__name__ != 'OutOfMemoryError':      # PyTorch's, which not all commands load
+            raise
         fail(f'{str(error).split(". ")[0]}; take a smaller --batch_size, or of a training a larger '
              f'--accumulate')
     except (InputError, FloatingPointError, OSError) as error:
