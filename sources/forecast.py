@@ -110,7 +110,9 @@ def write_forecast(path, u, header):
     require_writable(path)
     path = Path(path)
     main, named = parse_layout(header['layout'])
-    first = 'N' * (len(u) > 1 and 'N' not in main) + 'T' * ('T' not in main)
+    first = '' if 'T' in main else 'T'
+    if len(u) > 1 and 'N' not in main:
+        first = 'N' + first
     order = 'NT' + ''.join(sorted({*main} & {*'XYZ'})).rjust(2, 'S') + 'C'      # S: one point
     said = said_by(header)
     evolving = evolving_of(header)
@@ -128,7 +130,8 @@ def write_forecast(path, u, header):
         parts = {'u': (main.replace('K', ''), evolving)}
     arrays, along = {}, {'time': 'T'}
     for name, (axes, of_it) in parts.items():
-        along[name] = first + axes + 'C' * (len(of_it) > 1 and 'C' not in axes)
+        last = 'C' if len(of_it) > 1 and 'C' not in axes else ''
+        along[name] = first + axes + last
         lacking = tuple(i for i, axis in enumerate(order) if axis in {*'XYZ'} - {*along[name]})
         part = u[..., of_it].mean(lacking, keepdims=True)           # of a number that evolves
         arrays[name] = np.einsum(f'{order}->{along[name]}', part)
@@ -152,10 +155,12 @@ def write_forecast(path, u, header):
                 for name, values in timed.items():
                     dimensions = []
                     for axis, size in zip(along[name], values.shape):
-                        of_it = f'_{name}'.replace('/', '_') * (axis == 'C' and len(arrays) > 1)
-                        dimensions.append(called[axis] + of_it)
-                        if dimensions[-1] not in file.dimensions:
-                            file.createDimension(dimensions[-1], size)
+                        word = called[axis]
+                        if axis == 'C' and len(arrays) > 1:
+                            word = f'{word}_{name.replace("/", "_")}'
+                        if word not in file.dimensions:
+                            file.createDimension(word, size)
+                        dimensions.append(word)
                     variable = file.createVariable(name, values.dtype, dimensions)
                     variable[:] = values
                     variable.setncatts(about.get(name, {}))

@@ -220,7 +220,8 @@ def join(paths, own):
     if 'T' not in main:
         how = 'frames (T)'                                  # those in a folder are a trajectory
         runs = [tuple((path,) for path in folder) for folder in folders]
-    alike = [tuple(group) for folder in folders for group in with_equal_numbers(folder, names)]
+    alike = [tuple(group) for folder in folders if len(names) > 1
+             for group in with_equal_numbers(folder, names)]
     for groups in [tuple(paths)], folders, alike:
         others = [group for group in groups if not each_in_one(group, names)]
         if len(others) < len(groups):
@@ -334,7 +335,7 @@ def find_runs(paths, own):
     counts = {}                                             # {name: its numbers at a point}
     spans, once = [], {}                                    # [(first time, last, file)], {what: line}
     for run in runs:
-        times, dts, values = {}, [], {}     # {name: [(N, T)]}, [(dt, file)], {name: its values}
+        times, dts, values = {}, [], {}     # {name: [(N, T)]}, [(dt, file)], {name: a hash of it}
         for part in run:
             path = part[0]
             with opened(part, (*names, *SAID)) as found:
@@ -376,8 +377,9 @@ def find_runs(paths, own):
                 for name, its in axes.items():
                     if 'T' not in main and name not in moving:
                         numbers = np.asarray(arrays[name][()], np.float32)
-                        values.setdefault(name, set()).add(hash(numbers.tobytes()))
-                        moving |= {name} if len(values[name]) > 1 else set()
+                        known = hash(numbers.tobytes())
+                        if values.setdefault(name, known) != known:
+                            moving.add(name)
                     points = math.prod(sizes[axis] for axis in its if axis not in 'CK')
                     C = math.prod(arrays[name].shape) // points
                     require(counts.setdefault(name, C) == C,
@@ -389,8 +391,9 @@ def find_runs(paths, own):
             if not math.isclose(dt, step, rel_tol=1e-3) and not own.dt:
                 once.setdefault('dt', f'{path}: dt is {dt:g}, but its times have steps of {step:g}, '
                                       f'which count; --dt says which is right')
-        for parts in [*times.values()][:1]:
-            spans += [(parts[0][0, 0], parts[-1][0, -1], path)] if len(parts[0]) == 1 else []
+        parts = next(iter(times.values()), [[]])
+        if len(parts[0]) == 1:                                          # of one trajectory
+            spans.append((parts[0][0, 0], parts[-1][0, -1], path))
     least = min([dt for dt, _ in steps[BETWEEN]], default=0)
     for (_, end, one), (start, _, other) in zip(spans, spans[1:]):
         if 0 <= start - end < 1.01 * least and not {one, other} & {*own.test_source}:
@@ -403,7 +406,8 @@ def find_runs(paths, own):
     channels, fixed = [], []                                # fixed: whether each is static
     for name, its in axes.items():
         new = channels_of(name, counts[name], said[name][0], saying)
-        saying += [f'number of channels in {name} is {len(new)}'] if len(new) > 1 else []
+        if len(new) > 1:
+            saying.append(f'number of channels in {name} is {len(new)}')
         lacks = 'T' not in main or {*main} - {*its, 'C'}
         still = bool(lacks) and 'T' not in its and name not in moving
         if still:
