@@ -12,9 +12,11 @@ from runtime import files
 from runtime.stored import require
 from runtime.terminal import warn
 from sources.axes import parse_layout
+from sources.joined import paths_of
 from sources.kinds import library
-from sources.own import BETWEEN, Own, find_runs, paths_of
+from sources.own import Own, find_runs
 from sources.prepare import fill
+from sources.survey import BETWEEN
 
 WRITTEN = '.npy', '.h5', '.nc'
 NAMES = dict(N='trajectory', T='time', X='x', Y='y', Z='z', C='channel')        # of axes in netCDF

@@ -16,8 +16,9 @@ import numpy as np
 from configs import DATASETS, InputError
 from data import SPLITS
 from runtime.stored import names_of, whole
+from sources.joined import in_order
 from sources.kinds import reading
-from sources.own import Own, Source, find_runs, in_order
+from sources.own import Own, Source, find_runs
 from sources.pdes import FAMILIES
 from sources.pdes.compressible import numbers_of
 

@@ -11,7 +11,7 @@ import pytest
 
 import data
 from configs import InputError
-from sources import kinds, own, prepare
+from sources import axes, joined, kinds, own, prepare
 
 VALUES = np.random.default_rng(0).normal(size=(5, 6, 4, 8, 2))                          # (N, T, X, Y, C)
 NEEDED = 'it writes the files of this test, and the project does not need it'
@@ -165,7 +165,7 @@ def test_a_folder_stands_for_the_folders_of_runs_in_it(tmp_path, call, refused, 
     words = 'run_1: expected each of --variables u v in one file, as in the others; there is u.npy'
     refused(flags, words, prepare, lines=None)
     np.save(runs / 'u.npy', VALUES[3, ..., 0])
-    assert own.paths_of([runs]) == [runs / 'u.npy']
+    assert joined.paths_of([runs]) == [runs / 'u.npy']
     assert f'{runs}: its own files are read, and not the 5 in its folders' in capsys.readouterr().err
     for name, dt in ('u', 0.1), ('v', 0.3):
         with h5py.File(tmp_path / f'{name}.h5', 'w') as file:
@@ -221,7 +221,8 @@ def test_trajectories_are_cut_into_pieces_that_stay_in_one_split(tmp_path, call,
         np.save(tmp_path / f'run{i}.npy', np.full((T, 2, 3), 100 * i) + np.arange(T)[:, None, None])
     flags = '--source', *sorted(tmp_path.glob('run*')), '--layout', 'TXY'
     refused(['mine', '--data', tmp_path, *flags],
-            '--frames (none): there are trajectories of 7 to 12 frames; --frames 7 cuts them', prepare)
+            f'--frames (none): there are trajectories of 7 frames, in {tmp_path}/run2.npy, to 12; --frames 7 cuts',
+            prepare)
     found, _, printed, _ = prepared(call, tmp_path, *flags, '--frames', 4, '--test', 0.4, '--valid', 0)
     numbers = {split: np.unique(values // 100).tolist() for split, values in found.items()}
     assert sorted(numbers['train'] + numbers['test']) == [0, 1, 2, 3, 4] and len(numbers['test']) == 2
@@ -325,7 +326,7 @@ def test_uneven_times_of_a_tracker_and_grid_points_are_refused_unless_accepted(t
     _, attributes, _, _ = prepared(call, tmp_path, *flags, '--uneven', '--dt', 0.25, name='accepted')
     assert attributes['dt'] == [0.25]
     with pytest.raises(InputError, match='a.h5: x: the steps of 0 1 2.02 ... are uneven'):
-        own.even_steps('a.h5: x', np.array([[0, 1, 2.02]]), False)
+        axes.even_steps('a.h5: x', np.array([[0, 1, 2.02]]), False)
     nodes = np.cos(np.pi * np.arange(4) / 3)
     plane = np.add.outer(nodes, np.zeros(6))
     path = netcdf(tmp_path / 'plane.nc', dict(run=5, y=4, across=6), lat=(('y', 'across'), plane),
@@ -488,9 +489,9 @@ def test_files_that_are_links_are_files_of_their_own(tmp_path):
     assert values.shape == (3, 6, 4, 8, 1) and len(source.items['test']) == 1
     np.testing.assert_array_equal(values[:, 1:, ..., 0], VALUES[[0, 2, 1], 1:, ..., 0])
     assert (values[:, 0, ..., 0] == VALUES[0, 0, ..., 0]).all()
-    before = own.paths_of([tmp_path / 'runs'])
+    before = joined.paths_of([tmp_path / 'runs'])
     (tmp_path / 'runs/run_latest').symlink_to(tmp_path / 'runs/run_0')
-    assert own.paths_of([tmp_path / 'runs']) == before, 'a folder that is a link counts once, under its own name'
+    assert joined.paths_of([tmp_path / 'runs']) == before, 'a folder that is a link counts once, under its own name'
 
 
 def test_times_that_are_not_used_or_go_back_or_on_in_another_file_get_a_line(tmp_path, capsys):
@@ -511,6 +512,19 @@ def test_times_that_are_not_used_or_go_back_or_on_in_another_file_get_a_line(tmp
         capsys.readouterr()
         read([*tmp_path.glob('s?.npz')], 'TXYC', ['u'])
         assert ('s1.npz begins where ' in capsys.readouterr().err) == said
+    with h5py.File(tmp_path / 'starts.h5', 'w') as file:
+        file['u'], file['time'] = VALUES, np.arange(5.0)
+        file['time'].make_scale('run')
+        file['u'].dims[0].attach_scale(file['time'])
+    read(tmp_path / 'starts.h5', 'NTXYC', ['u'])
+    assert 'starts.h5: time is no number of each frame, and is not used' in capsys.readouterr().err
+
+
+def test_frames_of_a_run_have_all_its_trajectories(tmp_path):
+    for i in range(6):
+        np.save(tmp_path / f'f_{i}.npy', VALUES[:5 - (i == 4), i])
+    with pytest.raises(InputError, match='f_4.npy: 4 trajectories, in .*f_0.npy 5'):
+        read(tmp_path, 'NXYC')
 
 
 def test_names_of_dimensions_count_in_hdf5_too(tmp_path):
@@ -800,7 +814,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('nu.npz --variables u n4 --layout NTX n4=', 'n4 has the shape (4,), along none of'),
     ('nu.npz --variables u n4 --layout NTX mu=N', '--variables u n4: expected different variables, and'),
     ('a.npz --variables u --test_source a.npz --layout NTXY', '0 trajectories outside --test_source are too few'),
-    ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: there are trajectories of 6 to 6 frames'),
+    ('a.npz --variables u --frames 7 --layout NTXY', '--frames 7: there are trajectories of 6 frames, in a.npz, to 6;'),
     ('own.npz --variables u --layout NTXC', '--layout NTXC: 8 channels on a grid of 1x4; if that is'),
     ('own.npz --variables u u --layout NTXY', '--variables u u: expected different variables'),
     ('own.npz e.npz --variables u e --layout NTXY e=X', 'e.npz own.npz: e has the shape (0,), along none of'),

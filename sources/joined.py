@@ -1,0 +1,182 @@
+"""Which files of one's own belong together: of one run its frames, of one part its variables.
+
+Files are sorted by the numbers in their names. N trajectories, T frames.
+"""
+import re
+from itertools import chain, groupby
+from pathlib import Path
+
+import numpy as np
+
+from configs import InputError
+from runtime.stored import require
+from runtime.terminal import warn
+from sources.axes import SAID, parse_layout, places, points_of
+from sources.kinds import KINDS, contents, opened, variable_of
+
+
+def numbered(paths):
+    """{path: its text and its numbers in turn}, by which paths are sorted, and whether the numbers
+    of sorted ones rise by even steps.
+
+    u_10 comes after u_9, t_-1 after t_-2. 1.10 is a number, or 1 and 10 if only these are all
+    different or rise by even steps.
+    """
+    readings = []
+    for point in r'\.', '(?!)':
+        number = rf'((?:(?<=[_=])-)?\d+(?:{point}\d+(?:[eE][+-]?\d+)?|[eE][+-]\d+)?)'
+        parts = {path: re.split(number, str(path)) for path in paths}
+        keys = {path: tuple(float(word) if i % 2 else word for i, word in enumerate(words))
+                for path, words in parts.items()}
+        lengths = {len(key) for key in keys.values()}
+        steps = [np.diff(numbers) for numbers in zip(*(key[1::2] for key in sorted(keys.values())))]
+        even = len(keys) == 1 or len(lengths) == 1 != max(lengths) and all(
+            np.ptp(x) <= 0.1 * abs(x).max() for x in steps)
+        readings.append((len({*keys.values()}), even, keys))
+    *_, even, keys = max(readings, key=lambda reading: reading[:2])
+    return keys, even
+
+
+def in_order(paths):
+    """Paths, or names, sorted by their text and their numbers."""
+    return sorted(sorted(paths), key=numbered(paths)[0].get)
+
+
+def place_of(path):
+    """A path in the folder itself where that is a link; a file that is one stands for itself."""
+    return path.parent.resolve() / path.name
+
+
+def paths_of(sources):
+    """Files, each once, in the order of the numbers in their names; a folder stands for its files,
+    or if it has none, for those of the folders in it; a line says so where it has both."""
+    def files(paths):
+        links_first = sorted(paths, key=lambda path: (not path.parent.is_symlink(), path))
+        return {place_of(path): path for path in links_first if path.suffix.lower() in KINDS
+                and path.is_file() and path.name[0] != '.'}
+    found, folders = {}, {}
+    for source in map(Path, sources):
+        inside, below = files([source, *source.glob('*')]), files(source.glob('[!.]*/*'))
+        if not (inside or below):
+            deeper = f'; name the folders, as {source}/*' if files(source.glob('*/*/*')) else ''
+            raise InputError(f'{source}: there is no file of the kinds {" ".join(KINDS)} in it or '
+                             f'its folders{deeper}')
+        if inside and below:
+            warn(f'{source}: its own files are read, and not the {len(below)} in its folders')
+        found = (inside or below) | found
+    for path in found.values():
+        folders.setdefault(path.parent, []).append(path)
+    return [path for folder in in_order(folders) for path in in_order(folders[folder])]
+
+
+def agree(paths, uneven):
+    """Raise InputError if files of one run differ in their times or grid points."""
+    said = {}
+    for path in paths:
+        with opened([path], SAID) as found:
+            sizes = {1, *chain(*(array.shape for array in found.values() if array is not None))}
+            for name, values in points_of(found, SAID, sizes):
+                known, there = said.setdefault(name, (values, path))
+                rounding = 1e-3 * np.ptp(values) / values.size
+                same = known.shape == values.shape and np.allclose(known, values, 0, rounding)
+                require(uneven or same, f'{path}: {name} differs from that of {there}; --uneven '
+                                        f'takes them as equal')
+
+
+def each_in_one(paths, names):
+    """Whether several files have variables `names`, and each of these is in exactly one of them."""
+    if not 1 < len(paths) <= len(names):
+        return False
+    inside = [{*names} & contents(path, names)[0].keys() for path in paths]
+    return all(inside) and sorted(chain(*inside)) == sorted(names)
+
+
+def with_equal_numbers(folder, names):
+    """The files of a folder in groups whose names differ in the variable alone, in their order."""
+    rests = {path: path.name[len(variable_of(path, names)):] for path in folder}
+    keys, _ = numbered(dict.fromkeys(rests.values()))
+    number = lambda path: keys[rests[path]]
+    return [[*group] for _, group in groupby(sorted(folder, key=number), number)]
+
+
+def variables_apart(paths, folders, names):
+    """Groups of paths of which each has every variable once, in a file of its own; [] if none has.
+
+    A group is all paths, or a folder, or what differs in a folder by the name of the variable alone.
+    Raises InputError where only some of the groups have.
+    """
+    alike = [tuple(group) for folder in folders if len(names) > 1
+             for group in with_equal_numbers(folder, names)]
+    for groups in [tuple(paths)], folders, alike:
+        others = [group for group in groups if not each_in_one(group, names)]
+        if others and len(others) < len(groups):
+            raise InputError(f'{others[0][0].parent}: expected each of --variables '
+                             f'{" ".join(names)} in one file, as in the others; there is '
+                             f'{others[0][0].name}')
+        if not others:
+            return groups
+    return []
+
+
+def warn_of_names(paths, what):
+    """Print a line if names of runs, each of them `what`, a file or a folder, differ in more than
+    numbers, and so may be those of variables.
+    """
+    above = len({path.parent for path in paths}) > 1
+    labels = {'folder': [path.parent.name for path in paths],
+              'file': [f'{path.parent.name}/{path.stem}' if above else path.stem for path in paths]}
+    texts = {key[::2]: label for label, key in numbered(dict.fromkeys(labels[what]))[0].items()}
+    if len(texts) > 1:
+        warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
+             f'{what} is a trajectory; if they are variables of one, name these by --variables')
+
+
+def variables_of(path, own):
+    """The names of the variables to read, those of an Own or the only one in a file that fits."""
+    main, named = parse_layout(own.layout)
+    names = own.variables
+    if not main or not names:
+        shapes, listed = contents(path)
+        names = [name for name, shape in shapes.items() if places(shape, main)]
+        require(main and (len(names) == 1 or '' in names),
+                f'{path}: {len(names)} arrays fit --layout {main or "(none)"}; name the axes '
+                f'in their order, such as NTHWC, and by --variables what to read; there are '
+                f'{listed}')
+        names = names[:1]
+        print(f'{path.name}: read {names[0] or "it"} of {listed}')
+    require(len({*names}) == len(names) and named.keys() <= {*names},
+            f'--layout {" ".join(own.layout)}, --variables {" ".join(names)}: expected different '
+            f'variables, and the axes of these')
+    return names
+
+
+def join(paths, own):
+    """[Piece.parts] of the runs in files, and the names of the variables to read.
+
+    own: an Own. Prints what was joined along what.
+    """
+    names = variables_of(paths[0], own)
+    folders = [tuple(folder) for _, folder in groupby(paths, lambda path: path.parent)]
+    of_frames = 'T' not in parse_layout(own.layout)[0]
+    groups = variables_apart(paths, folders, names)
+    for group in groups:
+        agree(group, own.uneven)
+    if len(groups) > len(folders) and of_frames:
+        how = 'channels of frames (T)'
+        runs = [tuple(run) for _, run in groupby(groups, lambda group: group[0].parent)]
+    elif groups:
+        how = 'channels' if len(groups) == 1 else 'channels of trajectories (N)'
+        runs = [(group,) for group in groups]
+    elif of_frames:
+        how = 'frames (T)'                                  # those in a folder are a trajectory
+        runs = [tuple((path,) for path in folder) for folder in folders]
+    else:
+        how = 'trajectories (N)'
+        runs = [((path,),) for path in paths]
+    if len(paths) > 1:
+        first, last = ['/'.join(path.parts[-min(len(folders), 2):]) for path in paths[::len(paths) - 1]]
+        print(f'{len(paths)} files are joined as {how}: {first} ... {last}')
+    if not (groups or own.variables):
+        mine = [path for path in paths if path not in own.test_source]
+        warn_of_names(mine, 'folder' if of_frames else 'file')
+    return runs, names

@@ -1,0 +1,267 @@
+"""What files of one's own say, taken together: sizes, names, units, steps in time and space.
+
+N trajectories, T frames, X Y Z (or H W D) axes of space, C channels, or C K of a tensor.
+"""
+import math
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from configs import InputError
+from data import UNSAID, difference
+from runtime.stored import require, storable
+from runtime.terminal import warn
+from sources.axes import (
+    SAID,
+    SECONDS,
+    TIMES,
+    ancestry,
+    dt_said,
+    even_steps,
+    fit_axes,
+    grid_steps,
+    parse_layout,
+    points_of,
+    text_said,
+)
+from sources.joined import numbered
+from sources.kinds import Stored, contents, opened
+
+BETWEEN = 'time between frames'
+
+
+class Part(NamedTuple):
+    """What the files of one part of a run say."""
+    path: Path                  # the first of them
+    sizes: dict                 # {axis: size}
+    times: dict                 # {name: (N, T)}
+    dts: list                   # the times between frames, where they are said as numbers
+
+
+class Survey:
+    """What the files of all runs say together: `add` takes in one run after another.
+
+    names: of the variables. own: an Own. Raises InputError where two files cannot be of one dataset.
+    """
+
+    def __init__(self, names, own):
+        self.names = names
+        self.own = own
+        self.main, self.axes = parse_layout(own.layout)     # axes: {name: its axes}, see fit_axes
+        self.grid, self.axis_of = {}, {}                    # {axis of space: size}, see fit_axes
+        self.steps = {BETWEEN: []}                          # {what: [(step, file)]}
+        self.said = {}                                      # {name: (what a file says, the file)}
+        self.units = {}                                     # {name: {unit: a file}}
+        self.counts = {}                                    # {name: (its numbers at a point, a file)}
+        self.moving = set()                                 # variables without T that still move
+        self.spans = []                                     # [(first time, last, file)] of runs
+        self.lines = {}                                     # {what: a line}, each printed once
+
+    def add(self, run):
+        """Take in the parts of a run; returns the numbers of its frames and trajectories."""
+        known = {}                                          # {name: a hash of its numbers}
+        parts = [self.part(paths, known) for paths in run]
+        one, *others = parts
+        N = one.sizes.get('N', 1)
+        for other in others:
+            require(other.sizes.get('N', 1) == N, f'{other.path}: {other.sizes.get("N", 1)} '
+                                                  f'trajectories, in {one.path} {N}')
+        self.add_times(run, parts)
+        return one.sizes.get('T', len(parts)), N
+
+    def part(self, paths, known):
+        """The Part in some files. known: {name: a hash} of a frame of the run, to see what moves."""
+        path = paths[0]
+        near = ancestry(self.names[0])
+        with opened(paths, (*self.names, *SAID)) as found:
+            fields = self.fields(found, path)
+            sizes = dict(self.grid)
+            self.axes = fit_axes(' '.join(map(str, paths)), fields, self.main, self.axes, sizes,
+                                 self.axis_of)
+            self.grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
+            self.look_at_numbers(fields, sizes, path, known)
+            theirs = {*map(id, fields.values())}                            # may be called z, too
+            others = {name: found[name] for name in sorted(found, key=near)
+                      if id(found[name]) not in theirs}
+            for what, step in grid_steps(path, others, self.grid, self.own.uneven).items():
+                self.steps.setdefault(what, []).append((step, path))
+            times = self.times(others, path, sizes.get('T', 1))
+            return Part(path, sizes, times, dt_said(fields, others, near, sizes.get('N')))
+
+    def fields(self, found, path):
+        """{name: array} of the variables among those `found` in a file; notes what it says of them."""
+        fields = {name: found.get(name) for name in self.names}
+        for name, array in fields.items():
+            if array is None:
+                raise InputError(f'--variables {name or "(none)"}: not in {path}, which has '
+                                 f'{contents(path)[1]}')
+            here = {**UNSAID, **storable(array.said if isinstance(array, Stored) else {})}
+            if not self.said.get(name, (UNSAID,))[0]['channels']:           # the first with names
+                self.said[name] = here, path
+            said, there = self.said[name]
+            what, words = difference(said, here, there, path)
+            require(not what, words)
+            self.units.setdefault(name, {}).setdefault(text_said(array), path)
+        return fields
+
+    def look_at_numbers(self, fields, sizes, path, known):
+        """Count the numbers at a point, and see which variables without T move.
+
+        sizes: {axis: size}. known: as in `part`.
+        """
+        for name, its in self.axes.items():
+            if 'T' not in self.main and name not in self.moving:
+                here = hash(np.asarray(fields[name][()], np.float32).tobytes())
+                if known.setdefault(name, here) != here:
+                    self.moving.add(name)
+            points = math.prod(sizes[axis] for axis in its if axis not in 'CK')
+            C = math.prod(fields[name].shape) // points
+            known_C, there = self.counts.setdefault(name, (C, path))
+            require(C == known_C, f'{path}: {name} has {C} channels, in {there} {known_C}')
+
+    def times(self, others, path, T):
+        """{name: (N, T)} of the times among {name: array} in a file; notes those of no use."""
+        along = {name: self.axis_of.get((getattr(array, 'dimensions', ()) or ('',))[-1], 'T')
+                 for name, array in others.items()}
+        frames = {name: others[name] for name, axis in along.items() if axis == 'T'}
+        times = {}
+        for end in [T, T + 1] if T > 1 else [T]:                # PDEBench says when it ends, too
+            times |= {name: points[:, :T] for name, points in points_of(frames, TIMES, [end])}
+        near = ancestry(self.names[0])
+        for name, array in others.items():
+            called = name.split('/')[-1] in TIMES and not near(name)[0] and along[name] in 'NT'
+            if called and name not in times and (array is None or math.prod(array.shape) > 1):
+                self.lines.setdefault(name, f'{path}: {name} is no number of each frame, and is not '
+                                            f'used')
+            if name in times and text_said(array).split(' ')[0].lower() in SECONDS:
+                self.units.setdefault('time', {}).setdefault('s', path)             # as they became
+        return times
+
+    def add_times(self, run, parts):
+        """Note the time between the frames of a run, when it begins and when it ends."""
+        times = {}
+        for part in parts:
+            for name, points in part.times.items():
+                times.setdefault(name, []).append(points)
+        dts = [(dt, part.path) for part in parts for dt in part.dts]
+        between = steps_of_run(run, times, dts, self.own)
+        self.steps[BETWEEN] += between
+        for (dt, path), (step, _) in zip(dts, between * len(dts)):  # the same where there are no times
+            if not math.isclose(dt, step, rel_tol=1e-3) and not self.own.dt:
+                self.lines.setdefault('dt', f'{path}: dt is {dt:g}, but its times have steps of '
+                                            f'{step:g}, which count; --dt says which is right')
+        lines = next(iter(times.values()), None)
+        if lines and len(lines[0]) == 1:                                    # of one trajectory
+            self.spans.append((lines[0][0, 0], lines[-1][0, -1], parts[-1].path))
+
+    def warn_of_pieces(self):
+        """Note where a run begins as another ends, which may be pieces of one."""
+        least = min([dt for dt, _ in self.steps[BETWEEN]], default=0)
+        for (_, end, one), (start, _, other) in zip(self.spans, self.spans[1:]):
+            if 0 <= start - end < 1.01 * least and not {one, other} & {*self.own.test_source}:
+                self.lines.setdefault('span', f'{other} begins where {one} ends; if they are pieces '
+                                              f'of one run, join them in one file, or pieces of it '
+                                              f'lie in several splits')
+
+    def attributes(self):
+        """Those of `data` in the layout of data.py. Prints the lines on what the files say."""
+        self.warn_of_pieces()
+        for line in self.lines.values():
+            warn(line)
+        saying = what_all_say(self.steps, self.units, self.own.uneven)
+        saying += [f'axis of {name} is {axis}' for name, axis in self.axis_of.items()]
+        channels, static = [], []                           # static: whether each is
+        for name, its in self.axes.items():
+            known = self.said[name][0]
+            new = channels_of(name, self.counts[name][0], known, saying)
+            if len(new) > 1:
+                saying.append(f'number of channels in {name} is {len(new)}')
+            lacks = 'T' not in self.main or {*self.main} - {*its, 'C'}
+            still = bool(lacks) and 'T' not in its and name not in self.moving
+            if still:
+                print(f'{name} is static, {"along " + its if its else "a number"}')
+            channels += new
+            static += [still or channel in known['static'] for channel in new]
+        given = self.own.channels or channels
+        require(len(given) == len(channels), f'--channels {" ".join(given)}: there are '
+                                             f'{len(channels)} channels, {" ".join(channels)}')
+        require(len({*given}) == len(given), f'{self.said[self.names[0]][1]}: the channels '
+                                             f'{" ".join(given)} need different names; give them '
+                                             f'by --channels')
+        dts = [dt for dt, _ in self.steps[BETWEEN]]
+        return dict(
+            channels=[*given], static=[name for name, still in zip(given, static) if still],
+            dt=float(np.mean(dts)) if dts else None, variables=[*self.axes], said=saying,
+            layout=[self.main, *(f'{name}={its}' for name, its in self.axes.items()
+                                 if its != self.main)])
+
+
+def what_all_say(steps, units, uneven):
+    """`said` in the layout of data.py, of files that agree in it.
+
+    steps: {what: [(step, file)]}; raises InputError for different ones, unless they may be `uneven`.
+    units: {variable: {unit or '': a file}}; a line says where they differ.
+    """
+    said = []
+    for what, several in steps.items():
+        low, here = min(several, default=(1, ''))
+        high, there = max(several, default=(1, ''))
+        words = f'{there}: the {what} is {high:g}, in {here} {low:g}'
+        if not np.isclose(low, high, rtol=1e-3, atol=0):
+            require(uneven, f'{words}; ' + ('turn the axis in one of them' if low == -high else
+                                            '--uneven takes them as equal'))
+            warn(f'{words}; they are taken as equal')
+        said += [f'{what} is {low:.9g}'] if several else []
+    for name, files in units.items():
+        words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
+        if len(words) > 1:
+            warn(f'{name} is {", ".join(words)}; the numbers are taken as they are')
+        said += [f'unit of {name} is {unit}' for unit in files if unit][:1]
+    return said
+
+
+def steps_of_run(run, times, numbers, own):
+    """[(time between frames, file)] of a run, whose dt the files say as `numbers` or by their times.
+
+    times: {name: [(N, T) of each part]}. numbers: [(dt, file)], which count if there are no times.
+    A line says so where the names of its files are not those of frames in their order.
+    """
+    lines = {name: np.concatenate(parts, 1) for name, parts in times.items()
+             if len(parts) == len(run)}
+    lines = {name: line for name, line in lines.items() if line.shape[1] > 1}
+    first, last = run[0][0], run[-1][0]
+    if lines:
+        name = min(lines, key=lambda name: np.ptp(lines[name]) == 0)    # that of a forecast's start
+        where = ' ... '.join([str(first), last.name][:len(run)]) + f': {name}'
+        ways = np.diff(lines[name])
+        require(own.dt or not ((ways > 0).any(1) & (ways < 0).any(1)).any(), f'{where} goes back' + (
+            ': the order of the names is not that of time' if len(run) > 1 else
+            '; if these are no times, --dt says the time between frames'))
+        steps = even_steps(where, lines[name], own.uneven)
+        require(own.dt or min(steps) > 0, f'{where} does not rise beyond its rounding; if these are '
+                                          f'no times, --dt says the time between frames')
+        return [(dt, first) for dt in steps]
+    names = [path.name for path, *_ in run]
+    keys, even = numbered(names)
+    texts = Counter(key[::2] for key in keys.values())
+    require(len(texts) < 2 or min(texts.values()) < 2,
+            f'{first.parent}: {names[0]} ... {names[-1]} are {len(texts)} kinds of files; name by '
+            f'--variables what is in each of them, or move them into different folders')
+    if not even:
+        warn(f'{first.parent}: are {" ".join(names[:3])} ... {last.name} the frames of one run in '
+             f'their order, and is none missing? The numbers in the names do not rise by even '
+             f'steps; several runs need a folder each')
+    return numbers
+
+
+def channels_of(name, C, ours, saying):
+    """The names of the C channels of a variable: its own, or those that a file of `ours` says.
+
+    saying: gets a line on their order.
+    """
+    if len(ours['channels']) == C:
+        saying.append(f'order of channels in {name} is {" ".join(ours["channels"])}')
+        return ours['channels']
+    return [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
