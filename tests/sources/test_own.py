@@ -821,6 +821,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('z.npz --variables u --layout NTXY', 'z.npz: time does not rise beyond its rounding; if these are no times, --dt'),
     ('bf.npy --layout NTXY', 'to read; there are none (not of real numbers: bf)'),
     ('broken.npz --layout NTXY', 'broken.npz: missing, truncated, damaged'),
+    ('damaged.npz --variables u --layout NTXY', 'damaged.npz: missing, truncated, damaged'),
     ('. --layout NTXY', "'..': expected the name of a folder"),
     ('own.npz --uneven', '--uneven: for files of your own, with --layout'),
     ('own.npz --from the_well --layout NTXY', '--layout: for files of your own'),
@@ -838,6 +839,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, monkeypatch, refused
     np.savez('nu.npz', u=u[:4, :, :, 0], n4=np.ones(4), n46=np.ones((4, 6)))
     np.save('bf.npy', np.zeros((5, 6, 4, 8), 'V2'))                                     # as JAX saves bfloat16
     Path('broken.npz').write_bytes(Path('own.npz').read_bytes()[:1000])
+    damaged = bytearray(Path('own.npz').read_bytes())
+    damaged[2000] ^= 1                                                              # in a number of u, which is mapped
+    Path('damaged.npz').write_bytes(damaged)
     name = '..' if 'name of a folder' in words else 'swe_pdb' if ', with --layout' in words else 'mine'
     refused([name, '--data', 'data', '--source', *flags.split()], words, prepare, lines=None)
     assert not Path('data').exists()
