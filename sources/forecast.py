@@ -104,13 +104,10 @@ def require_writable(path):
     files.require_new(path)
 
 
-def write_forecast(path, u, header):
-    """Write the evolving channels of frames u (N, T, *space, C) along the axes of own files.
-
-    Each variable of these is an array, but in .npy all are one.
+def laid_out(u, header, apart):
+    """{variable: (its axes, its array)} of the evolving channels of frames u (N, T, *space, C), along
+    the axes of own files; `apart`: an array for each variable, or else one for all.
     """
-    require_writable(path)
-    path = Path(path)
     main, named = parse_layout(header['layout'])
     first = '' if 'T' in main else 'T'
     if len(u) > 1 and 'N' not in main:
@@ -118,7 +115,6 @@ def write_forecast(path, u, header):
     order = 'NT' + ''.join(sorted({*main} & {*'XYZ'})).rjust(2, 'S') + 'C'      # S: one point
     said = said_by(header)
     evolving = evolving_of(header)
-    names = [header['channels'][c] for c in evolving]
     parts, start = {}, 0                                    # {variable: (its axes, its channels)}
     for name in header['variables'] or ['']:
         count = int(said.get(f'number of channels in {name}', 1))
@@ -126,43 +122,59 @@ def write_forecast(path, u, header):
         of_it = [c for c in evolving if start <= c < stop]
         start = stop
         if of_it:
-            axes = named.get(name, main).replace('K', '')           # whose numbers lie along C
-            parts[name or header['channels'][of_it[0]]] = axes, of_it
-    if len(parts) > 1 and path.suffix == '.npy':
-        parts = {'u': (main.replace('K', ''), evolving)}
-    arrays, along = {}, {'time': 'T'}
+            parts[name or header['channels'][of_it[0]]] = named.get(name, main), of_it
+    if len(parts) > 1 and not apart:
+        parts = {'u': (main, evolving)}
+    found = {}
     for name, (axes, of_it) in parts.items():
-        last = 'C' if len(of_it) > 1 and 'C' not in axes else ''
-        along[name] = first + axes + last
-        lacking = tuple(i for i, axis in enumerate(order) if axis in {*'XYZ'} - {*along[name]})
+        axes = first + axes.replace('K', '')                        # whose numbers lie along C
+        axes += 'C' if len(of_it) > 1 and 'C' not in axes else ''
+        lacking = tuple(i for i, axis in enumerate(order) if axis in {*'XYZ'} - {*axes})
         part = u[..., of_it].mean(lacking, keepdims=True)           # of a number that evolves
-        arrays[name] = np.einsum(f'{order}->{along[name]}', part)
+        found[name] = axes, np.einsum(f'{order}->{axes}', part)
+    return found
+
+
+def write_forecast(path, u, header):
+    """Write the evolving channels of frames u (N, T, *space, C), and their times, as own files are.
+
+    Each variable of these is an array, but in .npy all are one.
+    """
+    require_writable(path)
+    path = Path(path)
+    found = laid_out(u, header, apart=path.suffix != '.npy')
     dt = header['dt'] or 1.0
-    timed = {'time': dt * np.arange(1, u.shape[1] + 1), **arrays}
-    about = {name: {'units': said[f'unit of {name}']} for name in timed if f'unit of {name}' in said}
-    about['time'] = about.get('time', {}) | {'long_name': 'time since the last frame given'}
-    called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said.items()
-                      if what.startswith('axis of ') and axis in 'XYZ'}
+    timed = {'time': ('T', dt * np.arange(1, u.shape[1] + 1)), **found}
+    channels = [header['channels'][c] for c in evolving_of(header)]
     with files.replacing(path) as new:
         if path.suffix == '.npy':
             with open(new, 'wb') as file:                           # a name would get its suffix
-                np.save(file, *arrays.values())
+                np.save(file, *(array for _, array in found.values()))
         elif path.suffix == '.h5':
             with h5py.File(new, 'w') as file:
-                file.attrs.update(channels=names, dt=dt)
-                file.update(timed)
+                file.attrs.update(channels=channels, dt=dt)
+                file.update({name: array for name, (_, array) in timed.items()})
         else:
             with library(path, 'netCDF4').Dataset(new, 'w') as file:
-                file.setncatts(dict(channels=' '.join(names), dt=dt))
-                for name, values in timed.items():
-                    dimensions = []
-                    for axis, size in zip(along[name], values.shape):
-                        word = called[axis]
-                        if axis == 'C' and len(arrays) > 1:
-                            word = f'{word}_{name.replace("/", "_")}'
-                        if word not in file.dimensions:
-                            file.createDimension(word, size)
-                        dimensions.append(word)
-                    variable = file.createVariable(name, values.dtype, dimensions)
-                    variable[:] = values
-                    variable.setncatts(about.get(name, {}))
+                file.setncatts(dict(channels=' '.join(channels), dt=dt))
+                fill_netcdf(file, timed, said_by(header))
+
+
+def fill_netcdf(file, arrays, said):
+    """Write {name: (axes, array)} into a netCDF file, with the units and names of axes as `said`."""
+    called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said.items()
+                      if what.startswith('axis of ') and axis in 'XYZ'}
+    for name, (axes, array) in arrays.items():
+        dimensions = []
+        for axis, size in zip(axes, array.shape):
+            word = called[axis]
+            if axis == 'C' and len(arrays) > 2:     # with the times; each has channels of its own
+                word = f'{word}_{name.replace("/", "_")}'
+            if word not in file.dimensions:
+                file.createDimension(word, size)
+            dimensions.append(word)
+        variable = file.createVariable(name, array.dtype, dimensions)
+        variable[:] = array
+        if f'unit of {name}' in said:
+            variable.units = said[f'unit of {name}']
+    file['time'].long_name = 'time since the last frame given'
