@@ -121,6 +121,45 @@ def fill(block, gaps, means):
     return np.concatenate([filled, mask], -1, dtype=block.dtype)
 
 
+def gaps_in(path, n, source, masked):
+    """Where the first frame of trajectory n in a file of a Source has gaps, (*space, C), and its
+    mean in each channel.
+
+    masked: whether nan is a gap; not in a channel that is nan everywhere.
+    """
+    with reading(path), np.errstate(over='ignore'):
+        first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0].real.astype(np.float32)
+    points = first.reshape(-1, first.shape[-1])
+    means = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
+    gaps = np.isnan(first) & ~np.isnan(points).all(0) & masked
+    if gaps.any():
+        require('mask' not in source.attributes['channels'],
+                f'{path}: gaps need a static channel mask, and there is one; give it another name '
+                f'by --channels')
+        print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean '
+              f'of their channel, and 0 in the static channel mask')
+    return gaps, means
+
+
+def float32_of(block, gaps, where, first, there, nan_to_num):
+    """Frames (t, *space, C) as float32. Raises InputError unless they are nan in `gaps` alone.
+
+    where, first, there: the trajectory, the number of the first frame, and in which file the gaps
+        were found, '' if nan is none; for messages.
+    """
+    with np.errstate(over='ignore'):
+        rounded = block.astype(np.float32, copy=False)
+    wrong = (np.isnan(rounded) != gaps) | np.isinf(rounded)
+    if wrong.any():
+        where += f', frame {first + np.argwhere(wrong)[0, 0]}'
+        expected = 'finite values' + (', or nan at the same points of all frames' if there else '')
+        found = f'numbers where {there} has gaps' if np.isfinite(rounded[wrong]).all() else (
+            'nan, infinity or too large a number')
+        refuse(where, expected, found,
+               'leave it out' if nan_to_num else '--nan_to_num replaces nan by 0')
+    return rounded
+
+
 def convert(folder, source, nan_to_num=False, masked=False):
     """Write folder/test.h5, train.h5 and perhaps valid.h5 of a Source, unless they exist.
 
@@ -134,16 +173,8 @@ def convert(folder, source, nan_to_num=False, masked=False):
     channels = attributes['channels']
     evolving = data.evolving_of(attributes)
     (path, n), *_ = next(iter(source.items.values()))
-    with reading(path), np.errstate(over='ignore'):
-        first = source.read(path, slice(n, n + 1), slice(0, 1))[0, 0].real.astype(np.float32)
-    points = first.reshape(-1, len(channels))
-    guess = np.where(np.isfinite(points), points, 0).mean(0, dtype=np.float64).astype(np.float32)
-    gaps = np.isnan(first) & ~np.isnan(points).all(0) & (masked and not nan_to_num)    # (*space, C)
+    gaps, guess = gaps_in(path, n, source, masked and not nan_to_num)
     if gaps.any():
-        require('mask' not in channels, f'{path}: gaps need a static channel mask, and there is '
-                                        f'one; give it another name by --channels')
-        print(f'{gaps.any(-1).mean():.1%} of the points are gaps in all frames: they get the mean '
-              f'of their channel, and 0 in the static channel mask')
         new = {key: [*attributes[key], 'mask'] for key in ('channels', 'static')}
         attributes = attributes | new
     shapes = {split: (len(items), *source.shape[:-1], len(attributes['channels']))
@@ -161,16 +192,7 @@ def convert(folder, source, nan_to_num=False, masked=False):
         seen = {split: set() for split in data.SPLITS}
         for split, output in outputs.items():
             for where, place, block in read_blocks(source, source.items[split], nan_to_num):
-                with np.errstate(over='ignore'):
-                    rounded = block.astype(np.float32, copy=False)
-                wrong = (np.isnan(rounded) != gaps) | np.isinf(rounded)
-                if wrong.any():
-                    where += f', frame {place[1].start + np.argwhere(wrong)[0, 0]}'
-                    also = ', or nan at the same points of all frames' if masked else ''
-                    found = f'numbers where {path} has gaps' if np.isfinite(rounded[wrong]).all() else (
-                        'nan, infinity or too large a number')
-                    advice = 'leave it out' if nan_to_num else '--nan_to_num replaces nan by 0'
-                    refuse(where, f'finite values{also}', found, advice)
+                rounded = float32_of(block, gaps, where, place[1].start, masked and path, nan_to_num)
                 parts.append(statistics(rounded))
                 seen[split] |= hashes(rounded[..., evolving])
                 output[place] = fill(block, gaps, guess) if gaps.any() else block
