@@ -167,6 +167,33 @@ class Training(NamedTuple):
     metadata: dict              # of its checkpoints: {'config', 'data', 'dtype'}
 
 
+def headers_of(command, splits, processes, resumed, pretrained):
+    """{dataset: {split: what a checkpoint keeps of its file}}: the header, and the `checksum` of its
+    fields; of training data their `units` as well, which are set in `splits`.
+
+    resumed, pretrained: as in `new_or_continued`. Data that these know keep their units, by which
+        the weights know them.
+    """
+    config, _, run, *_ = command
+    saved = resumed or pretrained or {}
+    headers = {name: data.read_headers(Path(run.data, name)) for name in run.datasets}
+    for dataset in splits['train']:
+        before = saved.get('data', {}).get(dataset.name, {}).get('train', {})
+        # the source of files of one's own is their names, which others have, too
+        named = 'layout' not in before and before.get('source') and dataset.header['source']
+        same = resumed or named and not data.difference(dataset.header, before, '', '')[0]
+        if 'units' in before and same:
+            dataset.units = data.Units.read(before)
+        elif 'units' in before and config.normalize and saved['config']['model'].get('normalize'):
+            processes.print(f'{dataset.name}: fields are divided by the numbers of {dataset.path}, '
+                            f'not by those of the earlier training')
+        headers[dataset.name]['train']['units'] = dataset.units.header()
+    for split, datasets in splits.items():
+        for dataset in datasets:
+            headers[dataset.name][split]['checksum'] = dataset.checksum()
+    return headers
+
+
 def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     """The Training of a Command; None: it is finished.
 
@@ -185,22 +212,7 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
     if config.experts and not frozen and (run.accumulate > 1 or few):
         raise InputError('--experts: the BatchNorm in the router needs whole batches of at least '
                          '2 samples in each process; lower --batch_size instead of --accumulate')
-    saved = resumed or pretrained or {}
-    headers = {name: data.read_headers(Path(run.data, name)) for name in run.datasets}
-    for dataset in splits['train']:
-        before = saved.get('data', {}).get(dataset.name, {}).get('train', {})
-        # the source of files of one's own is their names, which others have, too
-        named = 'layout' not in before and before.get('source') and dataset.header['source']
-        same = resumed or named and not data.difference(dataset.header, before, '', '')[0]
-        if 'units' in before and same:                  # weights know these data by their numbers
-            dataset.units = data.Units.read(before)
-        elif 'units' in before and config.normalize and saved['config']['model'].get('normalize'):
-            processes.print(f'{dataset.name}: fields are divided by the numbers of {dataset.path}, '
-                            f'not by those of the earlier training')
-        headers[dataset.name]['train']['units'] = dataset.units.header()
-    for split, datasets in splits.items():
-        for dataset in datasets:
-            headers[dataset.name][split]['checksum'] = dataset.checksum()
+    headers = headers_of(command, splits, processes, resumed, pretrained)
     if resumed:
         runs.require_same_data(resumed['data'], headers, run.data)
     sampling = sampling_weights(run.datasets, recipe)
@@ -234,7 +246,7 @@ def new_or_continued(command, splits, processes, resumed=None, pretrained=None):
         experts.freeze_routers(model)
     optimizer = optimizer_of(model, recipe, processes.device, dtype)
     progress = runs.restore(resumed, model, optimizer) if resumed else runs.State()
-    saved.clear()                               # or its tensors would stay until the end of the run
+    (resumed or pretrained or {}).clear()       # or its tensors would stay until the end of the run
     metadata = {'config': settings, 'data': headers, 'dtype': dtype}
     return Training(command, splits, windows, model, optimizer, progress, metadata)
 
