@@ -95,8 +95,10 @@ class Survey:
         fields = {name: found.get(name) for name in self.names}
         for name, array in fields.items():
             if array is None:
+                advice = ('; without --variables, --channels names what a .npy holds'
+                          if path.suffix == '.npy' and len(self.names) == 1 else '')
                 raise InputError(f'--variables {name or "(none)"}: not in {path}, which has '
-                                 f'{contents(path)[1]}')
+                                 f'{contents(path)[1]}{advice}')
             here = {**UNSAID, **storable(array.said if isinstance(array, Stored) else {})}
             if not self.said.get(name, (UNSAID,))[0]['channels']:           # the first with names
                 self.said[name] = here, path

@@ -806,6 +806,7 @@ def test_hdf5_by_the_rules_of_netcdf_is_refused_with_what_to_do(tmp_path, refuse
     ('own.npz --variables u --layout NTHW --test .95', '5 trajectories are too few for --test 0.95 and --valid 0.1'),
     ('own.npz --variables u --layout NTHW --valid=-0.05', '--valid -0.05 must be at least 0'),
     ('own.npz a.npz --variables u v --layout NTXY', 'a.npz, which has u (5, 6, 4, 8)'),
+    ('1.npy --variables u --layout NTXY', 'which has 1 (5, 6, 4, 8); without --variables, --channels names what'),
     ('a.npz --variables u --test_source c.npz --layout NTXY', 'or leave out a file that is empty'),
     ('a.npz --variables u --test_source t.npz --layout NTXY', 't.npz 0.1; --uneven takes them as equal'),
     ('nu.npz --variables u n4 --layout NTX', "n4 has the shape (4,), along N or X of the axes {'N': 4, 'T': 6, 'X': 4"),
@@ -837,6 +838,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, monkeypatch, refused
     np.savez('z.npz', u=u, time=0 * times)
     np.savez('e.npz', e=np.ones(0))
     np.savez('nu.npz', u=u[:4, :, :, 0], n4=np.ones(4), n46=np.ones((4, 6)))
+    np.save('1.npy', u)
     np.save('bf.npy', np.zeros((5, 6, 4, 8), 'V2'))                                     # as JAX saves bfloat16
     Path('broken.npz').write_bytes(Path('own.npz').read_bytes()[:1000])
     damaged = bytearray(Path('own.npz').read_bytes())
