@@ -2,6 +2,7 @@
 import os
 import signal
 import zlib
+from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
@@ -15,6 +16,10 @@ from runtime.terminal import SIGNALS, handling
 
 WIDE = 256              # the token width from which bf16 pays on a CPU with AVX512_BF16
 TIMEOUT = timedelta(hours=1)        # of a wait for others; rank 0 alone generates data, for minutes
+
+# Gloo's threads let a tensor go a moment after its sum. If nobody else holds it they need the GIL for
+# that, and up to PyTorch 2.7 (pull request 154976) who leaves the group keeps it and waits for them.
+HELD = deque(maxlen=8)
 
 
 class Processes(NamedTuple):
@@ -34,6 +39,7 @@ class Processes(NamedTuple):
             return tensor
         total = tensor.to(self.device, copy=True)
         dist.all_reduce(total)
+        HELD.append(total)
         return total.to(tensor.device)
 
     def batches(self, count, size):

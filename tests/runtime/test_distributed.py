@@ -57,6 +57,19 @@ def test_a_wait_for_processes_ends_at_a_signal_and_those_of_different_commands_a
     assert all(f'error: --dtype {dtype}: another process has another' in printed for dtype in ('auto', 'bf16'))
 
 
+def test_processes_leave_right_after_a_sum(tmp_path):
+    """Of PyTorch 2.6 and 2.7 two of three pairs waited for ever."""
+    def main():
+        signal.alarm(60)
+        processes = distributed.setup('cpu')
+        processes.sum(torch.ones(50000))
+        distributed.leave(processes)
+    for i in range(4):
+        port = free_port()
+        pair = [fork(main, tmp_path / f'{i} {rank}', rank, port, 2) for rank in (0, 1)]
+        assert [exit_code(process) for process in pair] == [0, 0]
+
+
 def test_nothing_takes_tf32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, 'allow_tf32', True)           # PyTorch's default, for convolutions
     distributed.setup('cpu')
