@@ -100,13 +100,13 @@ def ancestry(field):
     return key
 
 
-def points_of(found, names, sizes):
+def points_of(found, names, sizes, dated=False):
     """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
 
     names: the usual ones. Another name counts for times, but later, if its unit is one since a
         date, or of time and the array has the name of its dimension.
-    Times that say their unit are in seconds, single ones since 1970 if they say a date as well:
-    xarray chooses unit and date for each file.
+    Times that say their unit are in seconds, single ones, or if `dated` all, since 1970 if they say
+    a date as well: xarray chooses unit and date for each file.
     """
     for usual in True, False:
         for name, array in found.items():
@@ -120,7 +120,7 @@ def points_of(found, names, sizes):
             fits = array is not None and len(shape) < 3 and shape[-1] in sizes
             if fits and called == usual and (usual or since and 'time' in names):
                 values = SECONDS.get(unit.lower(), 1) * np.reshape(array[()], (-1, shape[-1]))
-                if date and (values.size == 1 or names is SAID):   # float32 holds no seconds since
+                if date and (values.size == 1 or dated):        # float32 holds no seconds since
                     with suppress(ValueError, ImportError):
                         cftime = import_module('cftime')            # which comes with netCDF4
                         calendar = text_said(array, 'calendar') or 'standard'
@@ -129,16 +129,17 @@ def points_of(found, names, sizes):
                 yield name, values
 
 
-def dt_said(arrays, others, near, N):
+def dt_said(arrays, others, near, sizes):
     """The numbers that a file gives as the time between frames, if it does.
 
     arrays: {name: array} of the fields. others: of all else, the nearest first, which count if they
-        are in the group of a field or around it. near: of `ancestry`. N: trajectories in the file.
+        are in the group of a field or around it. near: of `ancestry`. sizes: {axis: size}.
     """
+    N, T = sizes.get('N', 1), sizes.get('T', 1)
     said = [[dt for array in arrays.values() if (dt := number_of(getattr(array, 'dt', None))) > 0]]
     for name, array in others.items():
         beside = name.split('/')[-1] == 'dt' and not near(name)[0] and array is not None
-        if beside and math.prod(array.shape) in (1, N):
+        if beside and math.prod(array.shape) in (1, N, T, T - 1):
             said.append(np.unique(array[()] * SECONDS.get(text_said(array).lower(), 1)).tolist())
     return next((numbers for numbers in said if min(numbers, default=0) > 0), [])
 
@@ -158,15 +159,42 @@ def even_steps(where, lines, uneven):
     return np.where(abs(steps.mean(1)) > rounding, steps.mean(1), 0)
 
 
-def grid_steps(path, found, grid, uneven):
-    """{'step of x': number} of the grid points in a file.
+def coordinates(found, names=()):
+    """The names of dimensions of the arrays in a Found, as arrays in it are called, and `names`."""
+    return {*names} | {word.lower() for array in found.values()
+                       for word in getattr(array, 'dimensions', ()) if word}
 
-    grid: {axis of space: size}. uneven: as in `even_steps`.
+
+def grid_steps(path, found, grid, axis_of, uneven):
+    """{name: (first, step)} of the grid points in a file.
+
+    grid: {axis of space: size}. axis_of: {name of a dimension: axis}; of several names of an axis
+        the first counts. uneven: as in `even_steps`.
     """
+    first_of = {axis: name for name, axis in [*axis_of.items()][::-1] if axis in 'XYZ'}
+    names = {*GRIDS, *(name.lower() for name, axis in axis_of.items() if axis in 'XYZ')}
     steps = {}
-    for axis, points in points_of(found, GRIDS, {*grid.values()} - {1}):
+    for name, points in points_of(found, names, {*grid.values()} - {1}):
+        name = first_of.get(axis_of.get(name.split('/')[-1]), name)
         for way, lines in zip(('', ' across'), (points, points.T)):
             if len(lines.T) > 1:                                # across: the other way in a plane
-                step = even_steps(f'{path}: {axis}', lines, uneven)[0]
-                steps.setdefault(f'step of {axis}{way}', step)
+                step = even_steps(f'{path}: {name}', lines, uneven)[0]
+                steps.setdefault(f'{name}{way}', (float(lines[0, 0]), step))
     return steps
+
+
+def labels_of(array, its, axis, found):
+    """The coordinate of an array along an axis in texts, [] if a Found has none.
+
+    its: the axes of the array.
+    """
+    called = getattr(array, 'dimensions', ())
+    if axis not in its or not called:
+        return []
+    i = places(array.shape, its)[its.index(axis)]
+    for name, along in {**found, **found.texts}.items():
+        if name.split('/')[-1] == called[i] and getattr(along, 'shape', ()) == (array.shape[i],):
+            values = np.ravel(along[()]).tolist()
+            return [f'{value:g}' if isinstance(value, (int, float)) else text_of(value)
+                    for value in values]
+    return []

@@ -67,12 +67,29 @@ def said_by(attributes):
     return dict(words.partition(' is ')[::2] for words in attributes.get('said', []))
 
 
+def with_names_of(said, known):
+    """What is said of steps and starts, with the names that `known` has for their axes: a file may
+    call an axis lat, and those of the training latitude."""
+    axes, names = ({what.removeprefix('axis of '): axis for what, axis in some.items()
+                    if what.startswith('axis of ')} for some in (said, known))
+    names = {axis: name for name, axis in names.items()}
+    renamed = {}
+    for what, value in said.items():
+        kind, _, name = what.partition(' of ')
+        name, across, _ = name.partition(' across')
+        if kind in ('step', 'start'):
+            what = f'{kind} of {names.get(axes.get(name), name)}{across}'
+        renamed[what] = value
+    return renamed
+
+
 def compare(runs, header, shown, uneven):
     """Raise InputError if the steps in files are not those of the dataset; warn of other units.
 
-    runs: the Source in them. On another number of points the steps are not compared.
+    runs: the Source in them. On another number of points only the signs of steps are compared.
     """
-    here, known = said_by(runs.attributes), said_by(header)
+    known = said_by(header)
+    here = with_names_of(said_by(runs.attributes), known)
     dt = header['dt'] or 0                                          # of --dt, and of our forecasts
     if dt and (BETWEEN not in known or np.isclose(runs.attributes['dt'] or 0, dt, 1e-3, 0)):
         known[BETWEEN] = dt
@@ -88,11 +105,16 @@ def compare(runs, header, shown, uneven):
         elif what.startswith('unit'):
             if here[what] != known[what]:
                 warn(words)
-        elif same or what == BETWEEN:
+        elif what.startswith('start'):
+            steps = [abs(float(some.get(what.replace('start', 'step'), 0))) for some in (here, known)]
+            if abs(float(here[what]) - float(known[what])) > sum(steps):
+                warn(words)
+        else:
             one, other = float(here[what]), float(known[what])
             require(one * other >= 0, f'{words}; turn the axis')
-            equal = np.isclose(one, other, rtol=1e-3, atol=0)
-            require(uneven or equal, f'{words}; --uneven takes them as equal')
+            if (same or what == BETWEEN) and not np.isclose(one, other, rtol=1e-3, atol=0):
+                require(uneven, f'{words}; --uneven takes them as equal')
+                warn(f'{words}; they are taken as equal')
 
 
 def require_writable(path):

@@ -11,7 +11,7 @@ import numpy as np
 from configs import InputError
 from runtime.stored import require
 from runtime.terminal import warn
-from sources.axes import SAID, parse_layout, places, points_of
+from sources.axes import SAID, coordinates, parse_layout, places, points_of
 from sources.kinds import KINDS, contents, opened, variable_of
 
 
@@ -56,6 +56,7 @@ def paths_of(sources):
                 and path.is_file() and path.name[0] != '.'}
     found, folders = {}, {}
     for source in map(Path, sources):
+        require(source.exists() or source.is_symlink(), f'{source}: there is no such file or folder')
         inside, below = files([source, *source.glob('*')]), files(source.glob('[!.]*/*'))
         if not (inside or below):
             deeper = f'; name the folders, as {source}/*' if files(source.glob('*/*/*')) else ''
@@ -69,26 +70,36 @@ def paths_of(sources):
     return [path for folder in in_order(folders) for path in in_order(folders[folder])]
 
 
-def agree(paths, uneven):
-    """Raise InputError if files of one run differ in their times or grid points."""
+def agree(paths, names, uneven):
+    """Raise InputError if files of one run differ in times, coordinates, or variables `names`."""
     said = {}
     for path in paths:
-        with opened([path], SAID) as found:
+        with opened([path], (*names, *SAID)) as found:
             sizes = {1, *chain(*(array.shape for array in found.values() if array is not None))}
-            for name, values in points_of(found, SAID, sizes):
+            along = coordinates(found, SAID)
+            for name, values in points_of(found, along, sizes, dated=True):
                 known, there = said.setdefault(name, (values, path))
                 rounding = 1e-3 * np.ptp(values) / values.size
                 same = known.shape == values.shape and np.allclose(known, values, 0, rounding)
                 require(uneven or same, f'{path}: {name} differs from that of {there}; --uneven '
                                         f'takes them as equal')
+            same = {name: found.texts[name] for name in along & found.texts.keys()}
+            same |= {name: found[name] for name in names if found.get(name) is not None}
+            for name, array in same.items():
+                known, there = said.setdefault(name, (np.asarray(array[()]), path))
+                require(np.array_equal(known, array[()], equal_nan=known.dtype.kind == 'f'),
+                        f'{path}: {name} differs from that of {there}')
 
 
 def each_in_one(paths, names):
-    """Whether several files have variables `names`, and each of these is in exactly one of them."""
+    """Whether several files have variables `names`, each of which is in one of them or in all, and
+    each file has one of its own.
+    """
     if not 1 < len(paths) <= len(names):
         return False
     inside = [{*names} & contents(path, names)[0].keys() for path in paths]
-    return all(inside) and sorted(chain(*inside)) == sorted(names)
+    own = [some - {*names}.intersection(*inside) for some in inside]
+    return all(own) and {*chain(*inside)} == {*names} and sum(map(len, own)) == len({*chain(*own)})
 
 
 def with_equal_numbers(folder, names):
@@ -160,7 +171,7 @@ def join(paths, own):
     of_frames = 'T' not in parse_layout(own.layout)[0]
     groups = variables_apart(paths, folders, names)
     for group in groups:
-        agree(group, own.uneven)
+        agree(group, names, own.uneven)
     if len(groups) > len(folders) and of_frames:
         how = 'channels of frames (T)'
         runs = [tuple(run) for _, run in groupby(groups, lambda group: group[0].parent)]

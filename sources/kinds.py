@@ -15,7 +15,7 @@ import numpy as np
 
 from configs import InputError
 from runtime.files import naming
-from runtime.stored import whole
+from runtime.stored import number_of, whole
 
 NETCDF = '.nc', '.nc4', '.cdf'
 BLOCK = 2 ** 24                                                     # bytes that are read at once
@@ -125,9 +125,14 @@ def variable_of(path, names):
     return max(fitting, key=len, default=re.split(r'[\W_]*\d', path.stem)[0])
 
 
+class Found(dict):
+    """{name: array} in files and in their attributes; None: not of real numbers."""
+    texts = {}                                      # {name: array} of those of texts
+
+
 @contextmanager
 def opened(paths, names=()):
-    """{name: array} in files and in their attributes; None: not of real numbers.
+    """The Found in files, where dates are seconds since 1970.
 
     paths: an HDF5 file's group is file/group.
     names: of a compressed .npz and an older .mat these alone are read.
@@ -153,12 +158,22 @@ def opened(paths, names=()):
                 group = stack.enter_context(h5py.File(path))[group]
                 attributes |= group.attrs
                 found |= stored_in(group, names)
-        numbers = {name: np.ravel(value)[0] for name, value in attributes.items()
-                   if np.size(value) == 1}
-        found = {name: array for name, array in (numbers | found).items() if name[:2] != '__'}
-        for name, array in found.items():
-            dtype = getattr(array, 'datatype', getattr(array, 'dtype', None))       # netCDF4's own
-            found[name] = array if getattr(dtype, 'kind', 'O') in 'fiub' else None
+        single = {name: np.ravel(value)[0] for name, value in attributes.items()
+                  if np.size(value) == 1}
+        single |= {name: np.float64(number_of(value)) for name, value in single.items()
+                   if isinstance(value, (str, bytes)) and number_of(value) == number_of(value)}
+        found = Found({name: array for name, array in (single | found).items() if name[:2] != '__'})
+        kinds = {name: getattr(getattr(array, 'datatype', getattr(array, 'dtype', None)), 'kind', 'O')
+                 for name, array in found.items()}              # netCDF4 has a type of its own
+        found.texts = {name: array for name, array in found.items()
+                       if kinds[name] in 'SUO' and len(getattr(array, 'shape', ())) == 1}
+        for name, kind in kinds.items():
+            array = found[name]
+            if kind not in 'fiub':
+                found[name] = None
+            if kind in 'mM':                                        # of dates or spans of time
+                with suppress(TypeError):                           # in months
+                    found[name] = (array - np.zeros((), array.dtype)) / np.timedelta64(1, 's')
         yield found
 
 

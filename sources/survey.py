@@ -11,7 +11,7 @@ import numpy as np
 
 from configs import InputError
 from data import UNSAID, difference
-from runtime.stored import require, storable
+from runtime.stored import number_of, require, storable
 from runtime.terminal import warn
 from sources.axes import (
     SAID,
@@ -22,6 +22,7 @@ from sources.axes import (
     even_steps,
     fit_axes,
     grid_steps,
+    labels_of,
     parse_layout,
     points_of,
     text_said,
@@ -52,6 +53,7 @@ class Survey:
         self.main, self.axes = parse_layout(own.layout)     # axes: {name: its axes}, see fit_axes
         self.grid, self.axis_of = {}, {}                    # {axis of space: size}, see fit_axes
         self.steps = {BETWEEN: []}                          # {what: [(step, file)]}
+        self.starts = {}                                    # {coordinate: [(first, step, file)]}
         self.said = {}                                      # {name: (what a file says, the file)}
         self.units = {}                                     # {name: {unit: a file}}
         self.counts = {}                                    # {name: (its numbers at a point, a file)}
@@ -81,14 +83,17 @@ class Survey:
             self.axes = fit_axes(' '.join(map(str, paths)), fields, self.main, self.axes, sizes,
                                  self.axis_of)
             self.grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
+            self.look_at_labels(fields, found, path, known)
             self.look_at_numbers(fields, sizes, path, known)
             theirs = {*map(id, fields.values())}                            # may be called z, too
             others = {name: found[name] for name in sorted(found, key=near)
                       if id(found[name]) not in theirs}
-            for what, step in grid_steps(path, others, self.grid, self.own.uneven).items():
-                self.steps.setdefault(what, []).append((step, path))
+            places = grid_steps(path, others, self.grid, self.axis_of, self.own.uneven)
+            for name, (first, step) in places.items():
+                self.steps.setdefault(f'step of {name}', []).append((step, path))
+                self.starts.setdefault(name, []).append((first, step, path))
             times = self.times(others, path, sizes.get('T', 1))
-            return Part(path, sizes, times, dt_said(fields, others, near, sizes.get('N')))
+            return Part(path, sizes, times, dt_said(fields, others, near, sizes))
 
     def fields(self, found, path):
         """{name: array} of the variables among those `found` in a file; notes what it says of them."""
@@ -99,14 +104,30 @@ class Survey:
                           if path.suffix == '.npy' and len(self.names) == 1 else '')
                 raise InputError(f'--variables {name or "(none)"}: not in {path}, which has '
                                  f'{contents(path)[1]}{advice}')
-            here = {**UNSAID, **storable(array.said if isinstance(array, Stored) else {})}
+            self.units.setdefault(name, {}).setdefault(text_said(array), path)
+        return fields
+
+    def look_at_labels(self, fields, found, path, known):
+        """Compare names of channels with those of other files, and of trajectories in one run.
+
+        known: as in `part`.
+        """
+        for name, array in fields.items():
+            its = self.axes[name]
+            labels = labels_of(array, its, 'C', found) if 'K' not in its else []
+            alone = len(fields) == 1 and all(number_of(label) != number_of(label) for label in labels)
+            labels = [label if alone or not name else f'{name}_{label}' for label in labels]
+            said = {'channels': labels} | (array.said if isinstance(array, Stored) else {})
+            here = {**UNSAID, **storable(said)}
             if not self.said.get(name, (UNSAID,))[0]['channels']:           # the first with names
                 self.said[name] = here, path
             said, there = self.said[name]
             what, words = difference(said, here, there, path)
             require(not what, words)
-            self.units.setdefault(name, {}).setdefault(text_said(array), path)
-        return fields
+            members = labels_of(array, its, 'N', found)
+            first, there = known.setdefault(f'trajectories of {name}', (members, path))
+            require(members == first, f'{path}: the trajectories of {name} are {" ".join(members[:4])} '
+                                      f'..., in {there} {" ".join(first[:4])} ...')
 
     def look_at_numbers(self, fields, sizes, path, known):
         """Count the numbers at a point, and see which variables without T move.
@@ -172,7 +193,7 @@ class Survey:
         self.warn_of_pieces()
         for line in self.lines.values():
             warn(line)
-        saying = what_all_say(self.steps, self.units, self.own.uneven)
+        saying = what_all_say(self.steps, self.starts, self.units, self.own.uneven)
         saying += [f'axis of {name} is {axis}' for name, axis in self.axis_of.items()]
         channels, static = [], []                           # static: whether each is
         for name, its in self.axes.items():
@@ -200,11 +221,12 @@ class Survey:
                                  if its != self.main)])
 
 
-def what_all_say(steps, units, uneven):
+def what_all_say(steps, starts, units, uneven):
     """`said` in the layout of data.py, of files that agree in it.
 
     steps: {what: [(step, file)]}; raises InputError for different ones, unless they may be `uneven`.
-    units: {variable: {unit or '': a file}}; a line says where they differ.
+    starts: {coordinate: [(first, step, file)]}, and units: {variable: {unit or '': a file}}; a line
+        says where they differ.
     """
     said = []
     for what, several in steps.items():
@@ -216,6 +238,14 @@ def what_all_say(steps, units, uneven):
                                             '--uneven takes them as equal'))
             warn(f'{words}; they are taken as equal')
         said += [f'{what} is {low:.9g}'] if several else []
+    for name, several in starts.items():
+        low, step, here = min(several)
+        high, _, there = max(several)
+        if high - low > abs(step):
+            warn(f'{there}: {name} begins at {high:g}, in {here} at {low:g}; the fields are taken as '
+                 f'if they lay in one place')
+        else:
+            said.append(f'start of {name} is {low:.9g}')
     for name, files in units.items():
         words = [f'in {unit} in {path}' for unit, path in files.items() if unit]
         if len(words) > 1:

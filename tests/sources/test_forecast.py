@@ -11,6 +11,7 @@ import evaluate
 import train
 from configs import InputError
 from sources import forecast, prepare
+from sources.own import Source
 
 VALUES = np.random.default_rng(1).normal(size=(6, 7, 4, 3, 2)).astype('f4')            # (N, T, X, Y, C)
 
@@ -142,7 +143,8 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
         run(f'run{i}', i)
     header = header_of(call, tmp_path, '--source', *tmp_path.glob('run*'), '--layout', 'TXY', '--variables', 'u',
                        '--dt', 5)
-    assert header['said'] == ['time between frames is 0.5', 'step of x is 1', 'unit of u is Pa'] and header['dt'] == 5
+    assert header['said'] == ['time between frames is 0.5', 'step of x is 1', 'start of x is 0', 'unit of u is Pa']
+    assert header['dt'] == 5
     capsys.readouterr()
     for same in run('same'), run('rounded', x=np.float32([0, 1.0001, 2, 3])):
         assert forecast.frames_of(same, header, 2)[0].shape == (1, 2, 4, 3, 1) and not capsys.readouterr().err
@@ -153,6 +155,9 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
             with pytest.raises(InputError, match=words):
                 forecast.frames_of(other, header, 2, uneven)
     forecast.frames_of(run('slow', step=2), header, 2, uneven=True)
+    assert 'the time between frames is 2, in the training 0.5; they are taken as equal' in capsys.readouterr().err
+    forecast.frames_of(run('elsewhere', x=(5, 6, 7, 8)), header, 2)
+    assert 'the start of x is 5, in the training 0' in capsys.readouterr().err
     forecast.frames_of(run('as --dt said', step=5), header, 2)
     capsys.readouterr()
     forecast.frames_of(run('hecto', unit='hPa'), header, 2)
@@ -162,7 +167,15 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
     still = header_of(call, tmp_path / 'still', '--source', *stills, '--layout', 'TXY', '--variables', 'u', '--dt', 5)
     forecast.frames_of(stills[:1], still, 2)
     finer = header | {'shape': [4, 7, 8, 3, 1]}
+    capsys.readouterr()
     forecast.frames_of(run('other', x=np.arange(4) / 2), finer, 2)
+    assert not capsys.readouterr().err
+    with pytest.raises(InputError, match='the step of x is -0.5, in the training 1; turn the axis'):
+        forecast.frames_of(run('turned', x=-np.arange(4) / 2), finer, 2)
+    named = {**header, 'said': ['axis of y is X', 'axis of x is Y', 'step of y is 1', 'step of x is 2']}
+    with pytest.raises(InputError, match='the step of y is -1, in the training 1; turn the axis'):
+        forecast.compare(Source((7, 4, 8, 1), [], None, {'dt': 5, 'said': [
+            'axis of lat is X', 'axis of lon is Y', 'step of lat is -1', 'step of lon is 2']}), named, 'a.nc', False)
 
 
 def test_a_netcdf_forecast_has_the_dimensions_of_its_dataset(tmp_path):

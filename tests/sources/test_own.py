@@ -498,9 +498,10 @@ def test_times_that_are_not_used_or_go_back_or_on_in_another_file_get_a_line(tmp
     for name, t in ('long', np.arange(7) * 0.1), ('dates', np.arange(6).astype('datetime64[h]')):
         np.savez(tmp_path / f'{name}.npz', u=VALUES, t=t)
         read(tmp_path / f'{name}.npz', 'NTXYC', ['u'])
-        if name == 'dates':
-            words = f'{name}.npz: t is no number of each frame, and is not used'
-            assert words in capsys.readouterr().err
+        assert f'dt {0.1 if name == "long" else 3600}, of the files' in capsys.readouterr().out
+    np.savez(tmp_path / 'months.npz', u=VALUES, t=np.arange(6).astype('datetime64[M]') - np.datetime64('1970-01'))
+    read(tmp_path / 'months.npz', 'NTXYC', ['u'])
+    assert 'months.npz: t is no number of each frame, and is not used' in capsys.readouterr().err
     for i, t in enumerate((0, 0.5, 0.25, 0.75, 1, 1.25)):
         np.savez(tmp_path / f'f_{i}.npz', u=VALUES[0, i], t=t)
     for uneven in False, True:
