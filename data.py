@@ -140,17 +140,24 @@ class Rounded:
         self.sums = np.zeros((stored.shape[-1], 4))     # of each channel, see `__setitem__`
 
     def __setitem__(self, index, values):
+        """Write numbers. index: a number or a slice of each axis, of which the last may lack."""
+        simple = all(isinstance(i, (int, np.integer, slice, type(...))) for i in np.index_exp[index])
+        require(simple, f'{self.path}: expected numbers and slices in the index {index}')
         with files.naming(self.path, 'expected real numbers', Exception):
             values = np.ma.asanyarray(values)                   # which knows the masks in a list
         require(values.dtype.kind in 'fiub' and not np.ma.is_masked(values),
                 f'{self.path}: {values.dtype}, or masked values; expected real numbers')
-        with np.errstate(over='ignore'):
-            rounded = values.astype(np.float32)
-        self.stored[index] = rounded
-        if values.dtype == np.float32:
-            return
         # the channel of each number, whatever the index
         channels = np.broadcast_to(np.arange(len(self.sums)), self.stored.shape)[index]
+        more = values.ndim - channels.ndim                      # axes of size 1, as h5py allows
+        if more > 0 and values.shape[:more] == (1,) * more:
+            values = values.reshape(values.shape[more:])
+        with np.errstate(over='ignore'):
+            rounded = values.astype(np.float32)
+        with files.naming(self.path, f'expected numbers of the shape {channels.shape}', Exception):
+            self.stored[index] = rounded
+        if values.dtype == np.float32:
+            return
         values, rounded = (np.broadcast_to(u, channels.shape) for u in (values, rounded))
         for c, sums in enumerate(self.sums):
             u, v = (field[channels == c].astype(np.float64) for field in (values, rounded))
@@ -220,7 +227,7 @@ def write(folder, train, test, valid=None, **attributes):
     arrays = {'test': test, 'valid': valid, 'train': train}
     with files.naming(folder, 'expected arrays of real numbers', Exception):
         arrays = {split: np.ma.asanyarray(u) for split, u in arrays.items()
-                  if split != 'valid' or u is not None}
+                  if split != 'valid' or u is not None and len(u)}
     arrays = {split: u[:, :, None] if u.ndim == 4 else u for split, u in arrays.items()}
     check_headers(folder, {split: (u.shape, u.dtype, attributes) for split, u in arrays.items()})
     with files.lock(folder, wait='writing'):

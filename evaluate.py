@@ -17,6 +17,7 @@ those of the dataset. A model that is scored or rolled out is in evaluation mode
 import runtime  # noqa: F401, isort: skip, before torch
 import json
 import math
+import operator
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ from data import fluctuation, norm, size_of
 from nets import experts
 from nets.build import autocast
 from runtime import checkpoint, distributed, files, terminal
+from runtime.stored import require
 from runtime.terminal import Progress, warn
 
 SCORED_WINDOWS = 64             # of a dataset in a scoring of a training, at most
@@ -139,13 +141,20 @@ def rollout(model, frames, steps, dataset='', batch_size=16, dtype='fp32'):
         last T of them count; without the axis N the result has N = 1.
     dataset: its name, needed where the training read C' channels in several ways.
     batch_size: trajectories at once. dtype: fp32, or bf16 by autocast.
-    Raises InputError for frames that do not fit or are not finite in the type of the weights.
+    Raises InputError for frames that do not fit or are not finite in the type of the weights,, and
+    for numbers out of bounds.
     """
     if isinstance(model, (str, Path)):
         model = load(model)
+    with files.naming('rollout: steps, batch_size', 'expected whole numbers', TypeError):
+        steps, batch_size = operator.index(steps), operator.index(batch_size)
+    configs.bounded('steps', steps)
+    configs.bounded('batch_size', batch_size, least=1)
+    dataset = dataset or ''
     config = model.config
     weights = next(model.parameters())
     values = real_values(frames, 'frames').to(weights.dtype)
+    given = tuple(values.shape)
     shapes = [header['shape'] for name, header in trained_on(model).items()
               if dataset in ('', name) and 'shape' in header]
     flat = {shape[2] for shape in shapes} == {1}
@@ -156,9 +165,10 @@ def rollout(model, frames, steps, dataset='', batch_size=16, dtype='fp32'):
     rank = config.dims + 2                                                     # of (T, *space', C')
     fits = values.ndim in (rank, rank + 1) and 0 not in values.shape
     if not fits or values.shape[-rank] < config.frames or values.shape[-1] > config.channels:
-        raise InputError(f'frames: the shape {tuple(values.shape)}; this model takes '
-                         f'(N, T, {", ".join("HWD"[:config.dims])}, C), or the same without N, '
-                         f'where T is at least {config.frames} and C is at most {config.channels}')
+        space = 'X' if flat else ', '.join('HWD'[:config.dims])
+        raise InputError(f'frames: the shape {given}; this model takes (N, T, {space}, C), or the '
+                         f'same without N, where T is at least {config.frames} and C is at most '
+                         f'{config.channels}')
     values = values.reshape(-1, *values.shape[-rank:])[:, -config.frames:]
     if not values.isfinite().all():
         raise InputError('frames: non-finite values; a prediction needs finite ones')
@@ -628,11 +638,9 @@ def open_dataset(trained, folder, name, split='test', rows=None):
     headers = trained_on(trained.model)
     shape = config.frames, config.channels
     dataset = data.Trajectories(folder, name, split, *shape, rows, config.dims)
-    for what, words in unlike(dataset, headers, trained.path):
-        if what == 'source' or what == 'dt' and name not in headers:
-            warn(words)
-        else:
-            raise InputError(words)
+    for mistake, words in unlike(dataset, headers, trained.path):
+        require(not mistake, words)
+        warn(words)
     if name in headers:
         units = dataset.units
         warn_if_far(headers[name], dataset.path, dataset.space, units.mean[0], units.deviation[0])
@@ -647,28 +655,36 @@ def open_dataset(trained, folder, name, split='test', rows=None):
 
 
 def unlike(dataset, headers, path):
-    """Yield (what, a line) on channels, static ones, dt or source of a data.Trajectories that differ
-    from the training of the checkpoint at `path`.
+    """Yield (whether it is a mistake, a line) of what in a data.Trajectories differs from the
+    training of the checkpoint at `path`: channels, static ones, dt or source.
 
-    headers: {dataset: header} of that. Where none has this name, dt and the order of channels are
-        compared with all.
+    headers: {dataset: header} of that. Where none has this name, dt, and the order of channels and
+        which of them are static, are compared with all.
     """
     there = f'the training of {path}'
     if dataset.name in headers:
         what, words = data.difference(dataset.header, headers[dataset.name], dataset.path, there)
         if what:
-            yield what, words
+            yield what != 'source', words
         return
     names = dataset.channel_names
-    orders = [header['channels'] for header in headers.values()]
-    orders = [order for order in orders if sorted(order) == sorted(names)]
-    if orders and names not in orders:
-        yield 'channels', (f'{dataset.path}: channels {" ".join(names)}; {there} took them in the '
-                           f'order {" ".join(orders[0])}')
+    known = [header for header in headers.values() if {*names} & {*header['channels']}]
+    orders = [header['channels'] for header in known]
+    same = [order for order in orders if sorted(order) == sorted(names)]
+    moved = [order for c, name in enumerate(names) for order in orders if name in order
+             and not any(other[c:c + 1] == [name] for other in orders)]
+    if moved or same and names not in same:
+        yield bool(same), (f'{dataset.path}: channels {" ".join(names)}; {there} took them in the '
+                           f'order {" ".join([*same, *moved][0])}')
+    for name in names:
+        still = {name in header['static'] for header in known if name in header['channels']}
+        if still == {name not in dataset.header['static']}:
+            what, other = ('evolves', 'static') if still == {True} else ('is static', 'evolving')
+            yield False, f'{dataset.path}: {name} {what}; in {there} it is {other}'
     dt = dataset.header['dt']
     steps = sorted({header.get('dt') for header in headers.values()} - {None})
     if dt and steps and not any(math.isclose(dt, step, rel_tol=1e-3) for step in steps):
-        yield 'dt', f'{dataset.path} has the dt {dt}, but {there} has {" ".join(map(str, steps))}'
+        yield False, f'{dataset.path} has the dt {dt}, but {there} has {" ".join(map(str, steps))}'
 
 
 def finish(args, processes, trained, report):

@@ -88,10 +88,13 @@ def require_same_data(before, now, folder):
         raise InputError(f'--datasets {" ".join(now)}: the run to resume has {" ".join(before)}')
     for name, headers in now.items():
         for split in ('test', 'valid', 'train'):
-            if headers.get(split) != before[name].get(split):
-                raise InputError(f'--resume: {folder}/{name}/{split}.h5 is not the file of the '
-                                 f'run, but has other fields or attributes; restore it, or choose '
-                                 f'another --out')
+            here, there = headers.get(split), before[name].get(split)
+            what = ('is missing' if not here else
+                    'is new, and the run had none; remove it' if not there else
+                    'is not the file of the run, but has other fields or attributes; restore it')
+            if here != there:
+                raise InputError(f'--resume: {folder}/{name}/{split}.h5 {what}, or choose another '
+                                 f'--out')
 
 
 def save(training, processes):

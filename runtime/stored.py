@@ -30,14 +30,16 @@ def names_of(value):
     """An attribute that names things, one text or several, as a list of str."""
     require(not isinstance(value, (set, frozenset)), f'{value}: names in a set have no order')
     several = np.iterable(value) and not isinstance(value, (str, bytes))
-    names = [text_of(name) for name in np.ravel([*value] if several else value).tolist()]
+    value = [*value] if several else [value]
+    names = [text_of(name) for name in np.array(value, object).ravel().tolist()]
     return [] if names == [''] else names
 
 
 def number_of(value):
-    """An attribute that is a number, or an array of one; NaN if it is neither."""
+    """An attribute that is a number, or an array of one; NaN if it is neither, as a span of time."""
+    value = np.asarray(value)
     with suppress(TypeError, ValueError):
-        return float(np.asarray(value).item())
+        return float(value.item()) if value.dtype.kind not in 'mM' else math.nan
     return math.nan
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from configs import InputError
 from data import check_finite, evolving_of
 from runtime import files
 from runtime.stored import require
@@ -28,13 +29,22 @@ def frames_of(sources, header, last, uneven=False):
 
     sources: paths of files or folders. uneven: as in `Own`.
     """
-    paths = paths_of(sources)
+    paths = paths_of(sources, header.get('variables', ()))
     shown = in_words(paths)
     require(header.get('layout'), f'{shown}: the dataset does not say how its files were laid out; '
                                   f'make it by sources.prepare')
-    own = Own(layout=tuple(header['layout']), variables=tuple(header['variables']),
-              uneven=uneven, dt=header['dt'] or 0.0, test_source=tuple(paths))
-    runs = find_runs(paths, own)
+    variables = tuple(header['variables'])
+    if len(variables) == 1 and all(path.suffix.lower() == '.npy' for path in paths):
+        variables = '',                                             # whose arrays have no names
+    own = Own(layout=tuple(header['layout']), variables=variables, uneven=uneven,
+              dt=header['dt'] or 0.0, test_source=tuple(paths))
+    try:
+        runs = find_runs(paths, own)
+    except InputError as error:
+        if '--layout' not in str(error) and '--variables' not in str(error):
+            raise
+        raise InputError(f'{error}; as in the training, the files together need '
+                         f'{" ".join(variables) or "an array"} along {" ".join(own.layout)}') from None
     require(runs.shape[0] >= last,
             f'{shown}: {runs.shape[0]} frames are too few for a network that takes {last}')
     u = np.concatenate([
@@ -90,6 +100,9 @@ def compare(runs, header, shown, uneven):
     """
     known = said_by(header)
     here = with_names_of(said_by(runs.attributes), known)
+    if len(header['variables']) == 1:                               # which in .npy has no name
+        (mine,), (its,) = runs.attributes['variables'], header['variables']
+        here = {what.replace(f' in {mine}', f' in {its}'): value for what, value in here.items()}
     dt = header['dt'] or 0                                          # of --dt, and of our forecasts
     if dt and (BETWEEN not in known or np.isclose(runs.attributes['dt'] or 0, dt, 1e-3, 0)):
         known[BETWEEN] = dt

@@ -6,13 +6,14 @@ import re
 from itertools import chain, groupby
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from configs import InputError
 from runtime.stored import require
 from runtime.terminal import warn
 from sources.axes import SAID, coordinates, parse_layout, places, points_of
-from sources.kinds import KINDS, contents, opened, variable_of
+from sources.kinds import KINDS, contents, opened, reading, variable_of
 
 
 def numbered(paths):
@@ -47,15 +48,32 @@ def place_of(path):
     return path.parent.resolve() / path.name
 
 
-def paths_of(sources):
+def groups_of(path, names):
+    """The groups of an HDF5 file that have variables `names`, or [path] if it has some itself."""
+    groups = []
+    if path.is_file() and h5py.is_hdf5(path):
+        with reading(path), h5py.File(path) as file:
+            if not any(name in file for name in names):
+                groups = [path / group for group, item in file.items() if isinstance(item, h5py.Group)
+                          and any(name in item for name in names)]
+    return in_order(groups) or [path]
+
+
+def paths_of(sources, names=()):
     """Files, each once, in the order of the numbers in their names; a folder stands for its files,
-    or if it has none, for those of the folders in it; a line says so where it has both."""
+    or if it has none, for those of the folders in it; a line says so where it has both.
+
+    An HDF5 file stands for its groups, file/group, if these have the variables `names`.
+    """
     def files(paths):
         links_first = sorted(paths, key=lambda path: (not path.parent.is_symlink(), path))
         return {place_of(path): path for path in links_first if path.suffix.lower() in KINDS
                 and path.is_file() and path.name[0] != '.'}
     found, folders = {}, {}
     for source in map(Path, sources):
+        if source.parent.is_file():                                 # a group of it
+            found = {place_of(source): source} | found
+            continue
         require(source.exists() or source.is_symlink(), f'{source}: there is no such file or folder')
         inside, below = files([source, *source.glob('*')]), files(source.glob('[!.]*/*'))
         if not (inside or below):
@@ -67,7 +85,8 @@ def paths_of(sources):
         found = (inside or below) | found
     for path in found.values():
         folders.setdefault(path.parent, []).append(path)
-    return [path for folder in in_order(folders) for path in in_order(folders[folder])]
+    return [group for folder in in_order(folders) for path in in_order(folders[folder])
+            for group in groups_of(path, names)]
 
 
 def agree(paths, names, uneven):

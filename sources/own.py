@@ -127,8 +127,8 @@ def splits(trajectories, own):
 
 def own_source(sources, own):
     """The Source in files of one's own, which is split, by the flags of an Own."""
-    own = replace(own, test_source=tuple(paths_of(own.test_source)))
-    source = find_runs(paths_of([*sources, *own.test_source]), own)
+    own = replace(own, test_source=tuple(paths_of(own.test_source, own.variables)))
+    source = find_runs(paths_of([*sources, *own.test_source], own.variables), own)
     attributes = source.attributes
     main, named = parse_layout(attributes['layout'])
     for name, axes in named.items():

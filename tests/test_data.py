@@ -254,6 +254,27 @@ def test_a_frame_is_checked_when_it_is_first_read_and_one_that_was_not_written_i
     assert np.array_equal(read(item, 1, 1, 6), values[1, 1:6])
 
 
+def test_a_writer_takes_what_h5py_takes_by_numbers_and_slices_and_names_what_it_does_not(tmp_path):
+    values = coded().astype(float)                                                          # (3, 8, 4, 6, 2)
+    path = tmp_path / 'own/train.h5'
+    with data.writer(path, values.shape) as file:
+        file['data'][0] = values[:1]
+        file['data'][1, :, ..., 0] = values[1:2, ..., 0]
+        file['data'][np.int64(1), ..., 1:] = values[1, ..., 1:]
+        file['data'][2:] = values[2]
+        for index, wrong, words in (([0, 1], values[:2], 'expected numbers and slices in the index'),
+                                    (0, values[0, ..., 0], r'expected numbers of the shape \(8, 4, 6, 2\)')):
+            with pytest.raises(InputError, match=f'{path}: {words}'):
+                file['data'][index] = wrong
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file['data'], np.float32(values))
+    data.write(tmp_path / 'new', values, values, valid=values[:0], channels=np.array([b'\xc3\xbc', 'v'], object))
+    assert [*data.read_headers(tmp_path / 'new')] == ['test', 'train']
+    assert data.read_headers(tmp_path / 'new')['train']['channels'] == ['\u00fc', 'v']
+    with pytest.raises(InputError, match='dt .*: expected a positive number'):
+        data.write(tmp_path / 'span', values, values, dt=np.timedelta64(3600 * 10 ** 9, 'ns'))
+
+
 def test_a_static_channel_that_varies_in_time_is_refused(tmp_path):
     names = dict(channels=('u', 'f'), static=('f',))
     values = write(tmp_path, **names)

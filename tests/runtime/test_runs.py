@@ -127,7 +127,8 @@ def test_data_that_are_not_those_of_the_run_are_refused(attributes, split, begun
         u = travelling(counts[name], 9, 16, 3, 0.4) + 0.1 * (name == above)
         u[..., 2] = u[:, :1, ..., 2]
         write(folder, 'own', u, name, **attributes)
-    words = f'--resume: {folder}/own/{split}.h5 is not the file of the run, but has other fields'
+    words = f'--resume: {folder}/own/{split}.h5 is '
+    words += 'new, and the run had none; remove it' if split == 'valid' else 'not the file of the run, but has other'
     refused(command(folder, begun, '--resume', steps=8)[1:], words)
 
 

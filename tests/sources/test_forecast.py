@@ -174,8 +174,9 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
         forecast.frames_of(run('turned', x=-np.arange(4) / 2), finer, 2)
     named = {**header, 'said': ['axis of y is X', 'axis of x is Y', 'step of y is 1', 'step of x is 2']}
     with pytest.raises(InputError, match='the step of y is -1, in the training 1; turn the axis'):
-        forecast.compare(Source((7, 4, 8, 1), [], None, {'dt': 5, 'said': [
-            'axis of lat is X', 'axis of lon is Y', 'step of lat is -1', 'step of lon is 2']}), named, 'a.nc', False)
+        said = ['axis of lat is X', 'axis of lon is Y', 'step of lat is -1', 'step of lon is 2']
+        runs = Source((7, 4, 8, 1), [], None, {'dt': 5, 'said': said, 'variables': ['u']})
+        forecast.compare(runs, named, 'a.nc', False)
 
 
 def test_a_netcdf_forecast_has_the_dimensions_of_its_dataset(tmp_path):

@@ -528,6 +528,28 @@ def test_frames_of_a_run_have_all_its_trajectories(tmp_path):
         read(tmp_path, 'NXYC')
 
 
+def test_groups_of_one_file_are_runs_or_frames(tmp_path):
+    with h5py.File(tmp_path / 'all.h5', 'w') as file:
+        for n in range(11, 0, -1):
+            for c, name in enumerate('uv'):
+                file[f'run_{n}/{name}'] = n + VALUES[0, ..., c]
+        file['about/version'] = 1.0
+    for n in 0, 9:
+        with h5py.File(tmp_path / f'frames_{n}.h5', 'w') as file:
+            for t, c in product(range(6), range(2)):
+                file[f'{t}/{"uv"[c]}'] = VALUES[n // 9, t, ..., c]
+    values, _ = read(tmp_path / 'all.h5', 'TXY', 'uv')
+    np.testing.assert_array_equal(values, np.stack([n + VALUES[0] for n in range(1, 12)]))
+    np.testing.assert_array_equal(read([tmp_path / f'all.h5/run_{n}' for n in (3, 10, 4)], 'TXY', 'uv')[0],
+                                  np.stack([n + VALUES[0] for n in (3, 4, 10)]))
+    values, _ = read([tmp_path / 'frames_0.h5', tmp_path / 'frames_9.h5'], 'XY', 'uv')
+    np.testing.assert_array_equal(values, VALUES[:2])
+    with h5py.File(tmp_path / 'all.h5', 'a') as file:
+        del file['run_7/v']
+    with pytest.raises(InputError, match='--variables v: not in .*all.h5/run_7, which has u'):
+        read(tmp_path / 'all.h5', 'TXY', 'uv')
+
+
 def test_names_of_dimensions_count_in_hdf5_too(tmp_path):
     with h5py.File(tmp_path / 'a.h5', 'w') as file:
         file['u'] = VALUES[..., 0].transpose(1, 0, 2, 3)
