@@ -49,13 +49,14 @@ def place_of(path):
 
 
 def groups_of(path, names):
-    """The groups of an HDF5 file that have variables `names`, or [path] if it has some itself."""
+    """The groups of an HDF5 file that have those of variables `names` that it lacks itself, or
+    [path] if there are none."""
     groups = []
-    if path.is_file() and h5py.is_hdf5(path):
+    if names and path.is_file() and h5py.is_hdf5(path):
         with reading(path), h5py.File(path) as file:
-            if not any(name in file for name in names):
-                groups = [path / group for group, item in file.items() if isinstance(item, h5py.Group)
-                          and any(name in item for name in names)]
+            lacking = [name for name in names if name and name not in file]
+            groups = [path / group for group, item in file.items() if isinstance(item, h5py.Group)
+                      and any(name in item for name in lacking)] if lacking else []
     return in_order(groups) or [path]
 
 

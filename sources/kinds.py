@@ -63,22 +63,31 @@ class Stored:
         return values.T if self._step < 0 else values
 
 
-def stored_in(group, names=()):
-    """{name: Stored} of an HDF5 group, without the dimensions of netCDF that have no values.
+def is_array(item):
+    """Whether an HDF5 item is one, and not a dimension of netCDF that has no values."""
+    return (isinstance(item, h5py.Dataset) and item.shape is not None
+            and 'not a netCDF variable' not in str(item.attrs.get('NAME')))
 
-    names: these also where they are links to another place.
-    """
+
+def stored_among(group, names):
+    """{name: Stored} of those of `names` that are arrays in an HDF5 group, or links to some."""
+    found = {}
+    for name in filter(None, names):
+        with suppress(KeyError, OSError):                       # there is none, or it leads nowhere
+            if is_array(group[name]):
+                found[name] = Stored(group[name])
+    return found
+
+
+def stored_in(group, names=()):
+    """{name: Stored} of all arrays in an HDF5 group. names: as in `stored_among`."""
     found = {}
 
     def add(name, item):
-        if isinstance(item, h5py.Dataset) and item.shape is not None:
-            if 'not a netCDF variable' not in str(item.attrs.get('NAME')):
-                found[name] = Stored(item)
+        if is_array(item):
+            found[name] = Stored(item)
     group.visititems(add)
-    for name in filter(None, names):
-        with suppress(KeyError, OSError):                       # there is none, or it leads nowhere
-            add(name, group[name])
-    return found
+    return found | stored_among(group, names)
 
 
 def variables_of(group, place=''):
@@ -134,7 +143,7 @@ class Found(dict):
 def opened(paths, names=()):
     """The Found in files, where dates are seconds since 1970.
 
-    paths: an HDF5 file's group is file/group.
+    paths: an HDF5 file's group is file/group, where arrays `names` in the file itself count, too.
     names: of a compressed .npz and an older .mat these alone are read.
     """
     attributes, found = {}, {}
@@ -155,9 +164,9 @@ def opened(paths, names=()):
                 found |= variables_of(file)
             else:
                 path, group = (path.parent, path.name) if path.parent.is_file() else (path, '/')
-                group = stack.enter_context(h5py.File(path))[group]
-                attributes |= group.attrs
-                found |= stored_in(group, names)
+                file = stack.enter_context(h5py.File(path))
+                attributes |= {**file.attrs, **file[group].attrs}
+                found |= stored_among(file, names) | stored_in(file[group], names)
         single = {name: np.ravel(value)[0] for name, value in attributes.items()
                   if np.size(value) == 1}
         single |= {name: np.float64(number_of(value)) for name, value in single.items()

@@ -534,6 +534,7 @@ def test_groups_of_one_file_are_runs_or_frames(tmp_path):
             for c, name in enumerate('uv'):
                 file[f'run_{n}/{name}'] = n + VALUES[0, ..., c]
         file['about/version'] = 1.0
+        file['t'], file['bed'] = np.arange(6) / 4, VALUES[0, 0, ..., 0]             # of all runs
     for n in 0, 9:
         with h5py.File(tmp_path / f'frames_{n}.h5', 'w') as file:
             for t, c in product(range(6), range(2)):
@@ -542,6 +543,9 @@ def test_groups_of_one_file_are_runs_or_frames(tmp_path):
     np.testing.assert_array_equal(values, np.stack([n + VALUES[0] for n in range(1, 12)]))
     np.testing.assert_array_equal(read([tmp_path / f'all.h5/run_{n}' for n in (3, 10, 4)], 'TXY', 'uv')[0],
                                   np.stack([n + VALUES[0] for n in (3, 4, 10)]))
+    values, source = read(tmp_path / 'all.h5', 'TXY', ['u', 'bed'])
+    assert source.attributes['static'] == ['bed'] and source.attributes['dt'] == 0.25
+    np.testing.assert_array_equal(values[:, 0, ..., 1], np.broadcast_to(VALUES[0, 0, ..., 0], (11, 4, 8)))
     values, _ = read([tmp_path / 'frames_0.h5', tmp_path / 'frames_9.h5'], 'XY', 'uv')
     np.testing.assert_array_equal(values, VALUES[:2])
     with h5py.File(tmp_path / 'all.h5', 'a') as file:
