@@ -140,15 +140,17 @@ class Rounded:
         self.sums = np.zeros((stored.shape[-1], 4))     # of each channel, see `__setitem__`
 
     def __setitem__(self, index, values):
-        """Write numbers. index: a number or a slice of each axis, of which the last may lack."""
-        simple = all(isinstance(i, (int, np.integer, slice, type(...))) for i in np.index_exp[index])
-        require(simple, f'{self.path}: expected numbers and slices in the index {index}')
+        """Write numbers, as h5py does. index: numbers and slices, or one list and slices."""
+        single = [i for i in np.index_exp[index] if not isinstance(i, (slice, type(...)))]
+        require(len(single) < 2 or not any(map(np.ndim, single)),
+                f'{self.path}: expected numbers and slices in an index, or one list and slices')
         with files.naming(self.path, 'expected real numbers', Exception):
             values = np.ma.asanyarray(values)                   # which knows the masks in a list
         require(values.dtype.kind in 'fiub' and not np.ma.is_masked(values),
                 f'{self.path}: {values.dtype}, or masked values; expected real numbers')
-        # the channel of each number, whatever the index
-        channels = np.broadcast_to(np.arange(len(self.sums)), self.stored.shape)[index]
+        with files.naming(self.path, f'expected an index of {self.stored.shape}', Exception):
+            # the channel of each number, whatever the index
+            channels = np.broadcast_to(np.arange(len(self.sums)), self.stored.shape)[index]
         more = values.ndim - channels.ndim                      # axes of size 1, as h5py allows
         if more > 0 and values.shape[:more] == (1,) * more:
             values = values.reshape(values.shape[more:])

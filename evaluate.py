@@ -141,7 +141,7 @@ def rollout(model, frames, steps, dataset='', batch_size=16, dtype='fp32'):
         last T of them count; without the axis N the result has N = 1.
     dataset: its name, needed where the training read C' channels in several ways.
     batch_size: trajectories at once. dtype: fp32, or bf16 by autocast.
-    Raises InputError for frames that do not fit or are not finite in the type of the weights,, and
+    Raises InputError for frames that do not fit or are not finite in the type of the weights, and
     for numbers out of bounds.
     """
     if isinstance(model, (str, Path)):

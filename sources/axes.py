@@ -100,10 +100,11 @@ def ancestry(field):
     return key
 
 
-def points_of(found, names, sizes, dated=False):
+def points_of(found, names, sizes, dimensions=(), dated=False):
     """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
 
-    names: the usual ones. Another name counts for times, but later, if its unit is one since a
+    names: the usual ones. dimensions: so called arrays of one axis count, too, if they are finite.
+        Another name counts for times, but later, if its unit is one since a
         date, or of time and the array has the name of its dimension.
     Times that say their unit are in seconds, single ones, or if `dated` all, since 1970 if they say
     a date as well: xarray chooses unit and date for each file.
@@ -117,7 +118,10 @@ def points_of(found, names, sizes, dated=False):
             itself = getattr(array, 'dimensions', ()) == (last,)
             called = last.lower() in names and (last != 'T' or itself)          # T: a temperature
             since = since or unit.lower() in SECONDS and itself
+            along = last in dimensions and len(getattr(array, 'shape', ())) == 1
             fits = array is not None and len(shape) < 3 and shape[-1] in sizes
+            if fits and along and not called:
+                called = bool(np.isfinite(np.ma.filled(array[()] * 1., np.nan)).all())
             if fits and called == usual and (usual or since and 'time' in names):
                 values = SECONDS.get(unit.lower(), 1) * np.reshape(array[()], (-1, shape[-1]))
                 if date and (values.size == 1 or dated):        # float32 holds no seconds since
@@ -133,14 +137,17 @@ def dt_said(arrays, others, near, sizes):
     """The numbers that a file gives as the time between frames, if it does.
 
     arrays: {name: array} of the fields. others: of all else, the nearest first, which count if they
-        are in the group of a field or around it. near: of `ancestry`. sizes: {axis: size}.
+        are in the group of a field or around it; one number, one of each trajectory, or equal ones
+        of the frames. near: of `ancestry`. sizes: {axis: size}.
     """
     N, T = sizes.get('N', 1), sizes.get('T', 1)
     said = [[dt for array in arrays.values() if (dt := number_of(getattr(array, 'dt', None))) > 0]]
     for name, array in others.items():
         beside = name.split('/')[-1] == 'dt' and not near(name)[0] and array is not None
         if beside and math.prod(array.shape) in (1, N, T, T - 1):
-            said.append(np.unique(array[()] * SECONDS.get(text_said(array).lower(), 1)).tolist())
+            values = np.ravel(array[()]) * SECONDS.get(text_said(array).lower(), 1)
+            if len(values) in (1, N) or np.allclose(values, values[0], 1e-3, 0):
+                said.append(np.unique(values if len(values) in (1, N) else values[:1]).tolist())
     return next((numbers for numbers in said if min(numbers, default=0) > 0), [])
 
 
@@ -159,42 +166,49 @@ def even_steps(where, lines, uneven):
     return np.where(abs(steps.mean(1)) > rounding, steps.mean(1), 0)
 
 
-def coordinates(found, names=()):
-    """The names of dimensions of the arrays in a Found, as arrays in it are called, and `names`."""
-    return {*names} | {word.lower() for array in found.values()
-                       for word in getattr(array, 'dimensions', ()) if word}
+def grid_steps(path, found, grid, axis_of, known, uneven):
+    """{name: (first, step)} of the grid points in a file, where `first` is None on a curved grid.
 
-
-def grid_steps(path, found, grid, axis_of, uneven):
-    """{name: (first, step)} of the grid points in a file.
-
-    grid: {axis of space: size}. axis_of: {name of a dimension: axis}; of several names of an axis
-        the first counts. uneven: as in `even_steps`.
+    grid: {axis of space: size}. axis_of: {name of a dimension: axis}. known: names from other files,
+        of which one of the same axis is taken for a new one. uneven: as in `even_steps`.
     """
-    first_of = {axis: name for name, axis in [*axis_of.items()][::-1] if axis in 'XYZ'}
-    names = {*GRIDS, *(name.lower() for name, axis in axis_of.items() if axis in 'XYZ')}
+    dimensions = {name: axis for name, axis in axis_of.items() if axis in 'XYZ'}
+    name_of = {axis: name for name, axis in [*dimensions.items()][::-1] if name in known}
     steps = {}
-    for name, points in points_of(found, names, {*grid.values()} - {1}):
-        name = first_of.get(axis_of.get(name.split('/')[-1]), name)
+    for name, points in points_of(found, GRIDS, {*grid.values()} - {1}, dimensions):
+        if name not in known:
+            name = name_of.get(dimensions.get(name.split('/')[-1]), name)
         for way, lines in zip(('', ' across'), (points, points.T)):
             if len(lines.T) > 1:                                # across: the other way in a plane
                 step = even_steps(f'{path}: {name}', lines, uneven)[0]
-                steps.setdefault(f'{name}{way}', (float(lines[0, 0]), step))
+                first = float(lines[0, 0]) if len(points) == 1 else None
+                steps.setdefault(f'{name}{way}', (first, step))
     return steps
 
 
-def labels_of(array, its, axis, found):
-    """The coordinate of an array along an axis in texts, [] if a Found has none.
+def texts_of(values):
+    """Numbers or texts of a coordinate as texts, [] if they do not tell all points apart."""
+    if values.ndim == 2:                                            # of bytes, as Fortran stores them
+        values = np.array([b''.join(row) for row in np.ma.filled(values, b'').tolist()])
+    values = np.ma.filled(values, np.nan if values.dtype.kind == 'f' else None)
+    if values.dtype.kind in 'fiub':
+        values = np.where(abs(values) > 1e-9 * abs(values).max(), values, 0)        # without noise
+        values = [f'{value:.0f}' if value == round(value) else f'{value:.6g}'
+                  for value in values.tolist() if math.isfinite(value)]
+    texts = [' '.join(text_of(value).split('\0')[0].split()) for value in values]
+    return texts if all(texts) and len({*texts}) == len(texts) else []
 
-    its: the axes of the array.
+
+def labels_of(array, its, axis, found):
+    """The `texts_of` the coordinate of an array along an axis.
+
+    its: the axes of the array. found: {name: array}, the nearest first.
     """
     called = getattr(array, 'dimensions', ())
-    if axis not in its or not called:
+    if not called or axis not in its:
         return []
     i = places(array.shape, its)[its.index(axis)]
-    for name, along in {**found, **found.texts}.items():
-        if name.split('/')[-1] == called[i] and getattr(along, 'shape', ()) == (array.shape[i],):
-            values = np.ravel(along[()]).tolist()
-            return [f'{value:g}' if isinstance(value, (int, float)) else text_of(value)
-                    for value in values]
-    return []
+    fitting = [along for name, along in found.items() if name.split('/')[-1] == called[i]
+               and getattr(along, 'shape', ())[:1] == (array.shape[i],)]
+    texts = texts_of(np.ma.asanyarray(fitting[0][()])) if fitting else []
+    return texts if len(texts) == array.shape[i] else []

@@ -82,12 +82,12 @@ def with_names_of(said, known):
     call an axis lat, and those of the training latitude."""
     axes, names = ({what.removeprefix('axis of '): axis for what, axis in some.items()
                     if what.startswith('axis of ')} for some in (said, known))
-    names = {axis: name for name, axis in names.items()}
+    names = {axis: name for name, axis in [*names.items()][::-1] if f'step of {name}' in known}
     renamed = {}
     for what, value in said.items():
         kind, _, name = what.partition(' of ')
         name, across, _ = name.partition(' across')
-        if kind in ('step', 'start'):
+        if kind in ('step', 'start') and f'step of {name}' not in known:
             what = f'{kind} of {names.get(axes.get(name), name)}{across}'
         renamed[what] = value
     return renamed
@@ -111,7 +111,7 @@ def compare(runs, header, shown, uneven):
         if what.startswith('number'):
             one, other = here.pop(what, '1'), known.pop(what, '1')
             require(one == other, f'{shown}: the {what} is {one}, in the training {other}')
-    for what in sorted(known.keys() & here.keys()):
+    for what in sorted(known.keys() & here.keys(), key=lambda what: (what.startswith(('unit', 'start')), what)):
         words = f'{shown}: the {what} is {here[what]}, in the training {known[what]}'
         if what.startswith(('order', 'axis')):
             require(here[what] == known[what], words)

@@ -12,8 +12,8 @@ import numpy as np
 from configs import InputError
 from runtime.stored import require
 from runtime.terminal import warn
-from sources.axes import SAID, coordinates, parse_layout, places, points_of
-from sources.kinds import KINDS, contents, opened, reading, variable_of
+from sources.axes import parse_layout, places
+from sources.kinds import KINDS, NETCDF, contents, reading, variable_of
 
 
 def numbered(paths):
@@ -49,15 +49,15 @@ def place_of(path):
 
 
 def groups_of(path, names):
-    """The groups of an HDF5 file that have those of variables `names` that it lacks itself, or
-    [path] if there are none."""
+    """The groups of an HDF5 file, if several have arrays of those `names` that it lacks, or [path]."""
     groups = []
-    if names and path.is_file() and h5py.is_hdf5(path):
+    if names and path.suffix.lower() not in NETCDF and path.is_file() and h5py.is_hdf5(path):
         with reading(path), h5py.File(path) as file:
-            lacking = [name for name in names if name and name not in file]
-            groups = [path / group for group, item in file.items() if isinstance(item, h5py.Group)
-                      and any(name in item for name in lacking)] if lacking else []
-    return in_order(groups) or [path]
+            lacking = [name for name in names if name and name not in file and name not in file.attrs]
+            groups = [path / name for name, item in file.items() if isinstance(item, h5py.Group)
+                      and not isinstance(file.get(name, getlink=True), h5py.SoftLink)
+                      and any(getattr(item.get(word), 'size', 1) > 1 for word in lacking)]
+    return in_order(groups) if len(groups) > 1 else [path]
 
 
 def paths_of(sources, names=()):
@@ -73,6 +73,8 @@ def paths_of(sources, names=()):
     found, folders = {}, {}
     for source in map(Path, sources):
         if source.parent.is_file():                                 # a group of it
+            with reading(source.parent), h5py.File(source.parent) as file:
+                require(source.name in file, f'{source.parent}: there is no group {source.name}')
             found = {place_of(source): source} | found
             continue
         require(source.exists() or source.is_symlink(), f'{source}: there is no such file or folder')
@@ -88,27 +90,6 @@ def paths_of(sources, names=()):
         folders.setdefault(path.parent, []).append(path)
     return [group for folder in in_order(folders) for path in in_order(folders[folder])
             for group in groups_of(path, names)]
-
-
-def agree(paths, names, uneven):
-    """Raise InputError if files of one run differ in times, coordinates, or variables `names`."""
-    said = {}
-    for path in paths:
-        with opened([path], (*names, *SAID)) as found:
-            sizes = {1, *chain(*(array.shape for array in found.values() if array is not None))}
-            along = coordinates(found, SAID)
-            for name, values in points_of(found, along, sizes, dated=True):
-                known, there = said.setdefault(name, (values, path))
-                rounding = 1e-3 * np.ptp(values) / values.size
-                same = known.shape == values.shape and np.allclose(known, values, 0, rounding)
-                require(uneven or same, f'{path}: {name} differs from that of {there}; --uneven '
-                                        f'takes them as equal')
-            same = {name: found.texts[name] for name in along & found.texts.keys()}
-            same |= {name: found[name] for name in names if found.get(name) is not None}
-            for name, array in same.items():
-                known, there = said.setdefault(name, (np.asarray(array[()]), path))
-                require(np.array_equal(known, array[()], equal_nan=known.dtype.kind == 'f'),
-                        f'{path}: {name} differs from that of {there}')
 
 
 def each_in_one(paths, names):
@@ -131,7 +112,8 @@ def with_equal_numbers(folder, names):
 
 
 def variables_apart(paths, folders, names):
-    """Groups of paths of which each has every variable once, in a file of its own; [] if none has.
+    """Groups of paths of which each has every variable once, in a file of its own, and whether they
+    are smaller than folders; [] if none has.
 
     A group is all paths, or a folder, or what differs in a folder by the name of the variable alone.
     Raises InputError where only some of the groups have.
@@ -144,9 +126,9 @@ def variables_apart(paths, folders, names):
             raise InputError(f'{others[0][0].parent}: expected each of --variables '
                              f'{" ".join(names)} in one file, as in the others; there is '
                              f'{others[0][0].name}')
-        if not others:
-            return groups
-    return []
+        if groups and not others:
+            return groups, groups is alike
+    return [], False
 
 
 def warn_of_names(paths, what):
@@ -154,9 +136,9 @@ def warn_of_names(paths, what):
     numbers, and so may be those of variables.
     """
     above = len({path.parent for path in paths}) > 1
-    labels = {'folder': [path.parent.name for path in paths],
-              'file': [f'{path.parent.name}/{path.stem}' if above else path.stem for path in paths]}
-    texts = {key[::2]: label for label, key in numbered(dict.fromkeys(labels[what]))[0].items()}
+    labels = [path.parent.name if what == 'folder' else
+              f'{path.parent.name}/{path.stem}' if above else path.stem for path in paths]
+    texts = {key[::2]: label for label, key in numbered(dict.fromkeys(labels))[0].items()}
     if len(texts) > 1:
         warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
              f'{what} is a trajectory; if they are variables of one, name these by --variables')
@@ -189,10 +171,8 @@ def join(paths, own):
     names = variables_of(paths[0], own)
     folders = [tuple(folder) for _, folder in groupby(paths, lambda path: path.parent)]
     of_frames = 'T' not in parse_layout(own.layout)[0]
-    groups = variables_apart(paths, folders, names)
-    for group in groups:
-        agree(group, names, own.uneven)
-    if len(groups) > len(folders) and of_frames:
+    groups, smaller = variables_apart(paths, folders, names)
+    if smaller and of_frames:
         how = 'channels of frames (T)'
         runs = [tuple(run) for _, run in groupby(groups, lambda group: group[0].parent)]
     elif groups:

@@ -4,6 +4,7 @@ netCDF (needs netCDF4) and HDF5.
 Only what is asked for is read, but an array of a compressed .npz or an older .mat as a whole.
 """
 import functools
+import math
 import re
 import warnings
 import zipfile
@@ -16,6 +17,7 @@ import numpy as np
 from configs import InputError
 from runtime.files import naming
 from runtime.stored import number_of, whole
+from sources.axes import SAID
 
 NETCDF = '.nc', '.nc4', '.cdf'
 BLOCK = 2 ** 24                                                     # bytes that are read at once
@@ -98,6 +100,14 @@ def variables_of(group, place=''):
     return found
 
 
+@functools.cache
+def check_sum(path, member, changed):
+    """Compare a member of an .npz with its checksum, once. changed: when the file was written."""
+    with zipfile.ZipFile(path) as file, file.open(member) as stream:
+        while stream.read(BLOCK):                               # which compares at the end
+            pass
+
+
 @functools.lru_cache(2)
 def in_memory(path, names, changed):
     """{name: array} of an .npz or an older .mat, None for objects; those of an .npz that is not
@@ -119,8 +129,8 @@ def in_memory(path, names, changed):
                     shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file.fp)
                     order = 'F' if by_columns else 'C'
                     found[name] = np.memmap(path, dtype, 'r', file.fp.tell(), shape, order)
-                    while asked and stream.read(BLOCK):         # at the end its checksum is compared
-                        pass
+                    if asked:
+                        check_sum(path, member.filename, changed)
                 elif asked:
                     found[name] = np.load(stream, allow_pickle=False)
     return found
@@ -135,15 +145,29 @@ def variable_of(path, names):
 
 
 class Found(dict):
-    """{name: array} in files and in their attributes; None: not of real numbers."""
-    texts = {}                                      # {name: array} of those of texts
+    """{name: array} in files and in their attributes; None: not of real numbers, as `texts` are."""
+
+    def __init__(self, arrays):
+        super().__init__(arrays)
+        kinds = {name: getattr(getattr(array, 'datatype', getattr(array, 'dtype', None)), 'kind', 'O')
+                 for name, array in arrays.items()}             # netCDF4 has a type of its own
+        self.texts = {name: array for name, array in arrays.items() if kinds[name] in 'SUO'
+                      and getattr(array, 'shape', ())}
+        for name, kind in kinds.items():
+            if kind not in 'fiub':
+                self[name] = None
+            if kind in 'mM':                                        # of dates or spans of time
+                with suppress(TypeError):                           # in months
+                    since = arrays[name] - np.zeros((), arrays[name].dtype)
+                    self[name] = since / np.timedelta64(1, 's')
 
 
 @contextmanager
 def opened(paths, names=()):
     """The Found in files, where dates are seconds since 1970.
 
-    paths: an HDF5 file's group is file/group, where arrays `names` in the file itself count, too.
+    paths: an HDF5 file's group is file/group, where arrays `names` in the file itself, and those of
+        its dimensions, count, too.
     names: of a compressed .npz and an older .mat these alone are read.
     """
     attributes, found = {}, {}
@@ -166,24 +190,17 @@ def opened(paths, names=()):
                 path, group = (path.parent, path.name) if path.parent.is_file() else (path, '/')
                 file = stack.enter_context(h5py.File(path))
                 attributes |= {**file.attrs, **file[group].attrs}
-                found |= stored_among(file, names) | stored_in(file[group], names)
+                inside = stored_in(file[group], names)
+                if group != '/':                                    # what belongs to all groups
+                    along = {word for array in inside.values() for word in array.dimensions}
+                    inside = stored_among(file, {*names, *along} - {*file[group].attrs}) | inside
+                found |= inside
         single = {name: np.ravel(value)[0] for name, value in attributes.items()
                   if np.size(value) == 1}
-        single |= {name: np.float64(number_of(value)) for name, value in single.items()
-                   if isinstance(value, (str, bytes)) and number_of(value) == number_of(value)}
-        found = Found({name: array for name, array in (single | found).items() if name[:2] != '__'})
-        kinds = {name: getattr(getattr(array, 'datatype', getattr(array, 'dtype', None)), 'kind', 'O')
-                 for name, array in found.items()}              # netCDF4 has a type of its own
-        found.texts = {name: array for name, array in found.items()
-                       if kinds[name] in 'SUO' and len(getattr(array, 'shape', ())) == 1}
-        for name, kind in kinds.items():
-            array = found[name]
-            if kind not in 'fiub':
-                found[name] = None
-            if kind in 'mM':                                        # of dates or spans of time
-                with suppress(TypeError):                           # in months
-                    found[name] = (array - np.zeros((), array.dtype)) / np.timedelta64(1, 's')
-        yield found
+        for name in {*single} & ({*names} - {*SAID} | {'dt'}):
+            if isinstance(single[name], (str, bytes)) and math.isfinite(number_of(single[name])):
+                single[name] = np.float64(number_of(single[name]))
+        yield Found({name: array for name, array in (single | found).items() if name[:2] != '__'})
 
 
 def contents(path, names=()):

@@ -4,6 +4,7 @@ N trajectories, T frames, X Y Z (or H W D) axes of space, C channels, or C K of 
 """
 import math
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from sources.axes import (
     parse_layout,
     points_of,
     text_said,
+    texts_of,
 )
 from sources.joined import numbered
 from sources.kinds import Stored, contents, opened
@@ -52,8 +54,8 @@ class Survey:
         self.own = own
         self.main, self.axes = parse_layout(own.layout)     # axes: {name: its axes}, see fit_axes
         self.grid, self.axis_of = {}, {}                    # {axis of space: size}, see fit_axes
-        self.steps = {BETWEEN: []}                          # {what: [(step, file)]}
-        self.starts = {}                                    # {coordinate: [(first, step, file)]}
+        self.between = []                                   # [(time between frames, file)]
+        self.points = {}                                    # {coordinate: [(first, step, file)]}
         self.said = {}                                      # {name: (what a file says, the file)}
         self.units = {}                                     # {name: {unit: a file}}
         self.counts = {}                                    # {name: (its numbers at a point, a file)}
@@ -63,7 +65,7 @@ class Survey:
 
     def add(self, run):
         """Take in the parts of a run; returns the numbers of its frames and trajectories."""
-        known = {}                                          # {name: a hash of its numbers}
+        known = {}
         parts = [self.part(paths, known) for paths in run]
         one, *others = parts
         N = one.sizes.get('N', 1)
@@ -74,7 +76,11 @@ class Survey:
         return one.sizes.get('T', len(parts)), N
 
     def part(self, paths, known):
-        """The Part in some files. known: {name: a hash} of a frame of the run, to see what moves."""
+        """The Part in some files.
+
+        known: what the first part of the run says, {name: a hash of its numbers, or what its
+            trajectories are called}.
+        """
         path = paths[0]
         near = ancestry(self.names[0])
         with opened(paths, (*self.names, *SAID)) as found:
@@ -83,17 +89,48 @@ class Survey:
             self.axes = fit_axes(' '.join(map(str, paths)), fields, self.main, self.axes, sizes,
                                  self.axis_of)
             self.grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
-            self.look_at_labels(fields, found, path, known)
+            near_first = {**found, **found.texts}
+            near_first = {name: near_first[name] for name in sorted(found, key=near)}
+            self.look_at_labels(fields, near_first, path, known)
             self.look_at_numbers(fields, sizes, path, known)
             theirs = {*map(id, fields.values())}                            # may be called z, too
-            others = {name: found[name] for name in sorted(found, key=near)
-                      if id(found[name]) not in theirs}
-            places = grid_steps(path, others, self.grid, self.axis_of, self.own.uneven)
+            others = {name: found[name] for name in near_first if id(found[name]) not in theirs}
+            places = grid_steps(path, others, self.grid, self.axis_of, self.points, self.own.uneven)
             for name, (first, step) in places.items():
-                self.steps.setdefault(f'step of {name}', []).append((step, path))
-                self.starts.setdefault(name, []).append((first, step, path))
+                self.points.setdefault(name, []).append((first, step, path))
             times = self.times(others, path, sizes.get('T', 1))
-            return Part(path, sizes, times, dt_said(fields, others, near, sizes))
+            dts = dt_said(fields, others, near, sizes)
+            if not (dts or times) and any(name.split('/')[-1] == 'dt' and not near(name)[0]
+                                          for name in others):
+                self.lines.setdefault('dt', f'{path}: dt is no number, or several, and is not used')
+            said = Part(path, sizes, times, dts)
+        if len(paths) > 1:
+            self.agree(paths)
+        return said
+
+    def agree(self, paths):
+        """Raise InputError if files of a part differ in times, coordinates, or variables in all."""
+        said = {}
+        along = {name for name, axis in self.axis_of.items() if axis in 'NTXYZ'}
+        shared = {*self.names}.intersection(*(contents(path, self.names)[0] for path in paths))
+        for path in paths:
+            with opened([path], (*self.names, *SAID)) as found:
+                sizes = {1, *chain(*(array.shape for array in found.values() if array is not None))}
+                for name, values in points_of(found, SAID, sizes, along, dated=True):
+                    first, there = said.setdefault(name, (values, path))
+                    rounding = 1e-3 * np.ptp(values) / values.size
+                    same = first.shape == values.shape and np.allclose(first, values, 0, rounding)
+                    require(self.own.uneven or same, f'{path}: {name} differs from that of {there}; '
+                                                     f'--uneven takes them as equal')
+                for name in along & found.texts.keys():
+                    texts = texts_of(np.ma.asanyarray(found.texts[name][()]))
+                    first, there = said.setdefault(name, (texts, path))
+                    require(first == texts, f'{path}: {name} differs from that of {there}')
+                for name in shared:
+                    first, there = said.setdefault(f'variable {name}', (np.asarray(found[name][()]), path))
+                    same = first.shape == found[name].shape and np.allclose(
+                        first, found[name][()], 1e-6, 0, equal_nan=True)
+                    require(same, f'{path}: {name} differs from that of {there}')
 
     def fields(self, found, path):
         """{name: array} of the variables among those `found` in a file; notes what it says of them."""
@@ -114,20 +151,21 @@ class Survey:
         """
         for name, array in fields.items():
             its = self.axes[name]
-            labels = labels_of(array, its, 'C', found) if 'K' not in its else []
-            alone = len(fields) == 1 and all(number_of(label) != number_of(label) for label in labels)
-            labels = [label if alone or not name else f'{name}_{label}' for label in labels]
-            said = {'channels': labels} | (array.said if isinstance(array, Stored) else {})
-            here = {**UNSAID, **storable(said)}
+            names = [] if 'K' in its else labels_of(array, its, 'C', found)
+            if name and (len(fields) > 1 or any(map(math.isfinite, map(number_of, names)))):
+                names = [f'{name}_{label}' for label in names]
+            ours = array.said if isinstance(array, Stored) else {}
+            here = {**UNSAID, **storable({'channels': names if len(names) > 1 else [], **ours})}
             if not self.said.get(name, (UNSAID,))[0]['channels']:           # the first with names
                 self.said[name] = here, path
-            said, there = self.said[name]
-            what, words = difference(said, here, there, path)
+            first, there = self.said[name]
+            what, words = difference(first, here, there, path)
             require(not what, words)
             members = labels_of(array, its, 'N', found)
             first, there = known.setdefault(f'trajectories of {name}', (members, path))
-            require(members == first, f'{path}: the trajectories of {name} are {" ".join(members[:4])} '
-                                      f'..., in {there} {" ".join(first[:4])} ...')
+            require(members == first or sorted(members) != sorted(first),
+                    f'{path}: the trajectories of {name} are {" ".join(members[:4])} ..., in {there} '
+                    f'{" ".join(first[:4])} ...')
 
     def look_at_numbers(self, fields, sizes, path, known):
         """Count the numbers at a point, and see which variables without T move.
@@ -155,7 +193,7 @@ class Survey:
         near = ancestry(self.names[0])
         for name, array in others.items():
             called = name.split('/')[-1] in TIMES and not near(name)[0] and along[name] in 'NT'
-            if called and name not in times and (array is None or math.prod(array.shape) > 1):
+            if called and not times and (array is None or math.prod(array.shape) > 1):
                 self.lines.setdefault(name, f'{path}: {name} is no number of each frame, and is not '
                                             f'used')
             if name in times and text_said(array).split(' ')[0].lower() in SECONDS:
@@ -170,7 +208,7 @@ class Survey:
                 times.setdefault(name, []).append(points)
         dts = [(dt, part.path) for part in parts for dt in part.dts]
         between = steps_of_run(run, times, dts, self.own)
-        self.steps[BETWEEN] += between
+        self.between += between
         for (dt, path), (step, _) in zip(dts, between * len(dts)):  # the same where there are no times
             if not math.isclose(dt, step, rel_tol=1e-3) and not self.own.dt:
                 self.lines.setdefault('dt', f'{path}: dt is {dt:g}, but its times have steps of '
@@ -181,19 +219,30 @@ class Survey:
 
     def warn_of_pieces(self):
         """Note where a run begins as another ends, which may be pieces of one."""
-        least = min([dt for dt, _ in self.steps[BETWEEN]], default=0)
+        least = min([dt for dt, _ in self.between], default=0)
         for (_, end, one), (start, _, other) in zip(self.spans, self.spans[1:]):
             if 0 <= start - end < 1.01 * least and not {one, other} & {*self.own.test_source}:
                 self.lines.setdefault('span', f'{other} begins where {one} ends; if they are pieces '
                                               f'of one run, join them in one file, or pieces of it '
                                               f'lie in several splits')
 
+    def require_one_way(self):
+        """Raise InputError if one dimension of an axis of space rises and another one falls."""
+        ways = {}
+        for name, ((_, step, path), *_) in self.points.items():
+            if name in self.axis_of and step:
+                first, up = ways.setdefault(self.axis_of[name], (name, step > 0))
+                require(self.own.uneven or up == (step > 0),
+                        f'{path}: {name} goes the other way than {first}, along one axis; turn the '
+                        f'axis for one of them, or --uneven takes them as equal')
+
     def attributes(self):
         """Those of `data` in the layout of data.py. Prints the lines on what the files say."""
+        self.require_one_way()
         self.warn_of_pieces()
         for line in self.lines.values():
             warn(line)
-        saying = what_all_say(self.steps, self.starts, self.units, self.own.uneven)
+        saying = what_all_say(self.between, self.points, self.units, self.own.uneven)
         saying += [f'axis of {name} is {axis}' for name, axis in self.axis_of.items()]
         channels, static = [], []                           # static: whether each is
         for name, its in self.axes.items():
@@ -213,7 +262,7 @@ class Survey:
         require(len({*given}) == len(given), f'{self.said[self.names[0]][1]}: the channels '
                                              f'{" ".join(given)} need different names; give them '
                                              f'by --channels')
-        dts = [dt for dt, _ in self.steps[BETWEEN]]
+        dts = [dt for dt, _ in self.between]
         return dict(
             channels=[*given], static=[name for name, still in zip(given, static) if still],
             dt=float(np.mean(dts)) if dts else None, variables=[*self.axes], said=saying,
@@ -221,14 +270,16 @@ class Survey:
                                  if its != self.main)])
 
 
-def what_all_say(steps, starts, units, uneven):
+def what_all_say(between, points, units, uneven):
     """`said` in the layout of data.py, of files that agree in it.
 
-    steps: {what: [(step, file)]}; raises InputError for different ones, unless they may be `uneven`.
-    starts: {coordinate: [(first, step, file)]}, and units: {variable: {unit or '': a file}}; a line
-        says where they differ.
+    between: [(time between frames, file)]. points: {coordinate: [(first, step, file)]}. Raises
+        InputError for different steps, unless they may be `uneven`.
+    units: {variable: {unit or '': a file}}. A line says where these differ, or the first points.
     """
     said = []
+    steps = {BETWEEN: between} | {f'step of {name}': [(step, path) for _, step, path in several]
+                                  for name, several in points.items()}
     for what, several in steps.items():
         low, here = min(several, default=(1, ''))
         high, there = max(several, default=(1, ''))
@@ -238,13 +289,13 @@ def what_all_say(steps, starts, units, uneven):
                                             '--uneven takes them as equal'))
             warn(f'{words}; they are taken as equal')
         said += [f'{what} is {low:.9g}'] if several else []
-    for name, several in starts.items():
-        low, step, here = min(several)
-        high, _, there = max(several)
+    for name, several in points.items():
+        several = [each for each in several if each[0] is not None] or [(math.inf, 0, '')]
+        (low, step, here), (high, _, there) = min(several), max(several)
         if high - low > abs(step):
             warn(f'{there}: {name} begins at {high:g}, in {here} at {low:g}; the fields are taken as '
                  f'if they lay in one place')
-        else:
+        elif low < math.inf:
             said.append(f'start of {name} is {low:.9g}')
     for name, files in units.items():
         words = [f'in {unit} in {path}' for unit, path in files.items() if unit]

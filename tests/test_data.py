@@ -262,8 +262,12 @@ def test_a_writer_takes_what_h5py_takes_by_numbers_and_slices_and_names_what_it_
         file['data'][1, :, ..., 0] = values[1:2, ..., 0]
         file['data'][np.int64(1), ..., 1:] = values[1, ..., 1:]
         file['data'][2:] = values[2]
-        for index, wrong, words in (([0, 1], values[:2], 'expected numbers and slices in the index'),
-                                    (0, values[0, ..., 0], r'expected numbers of the shape \(8, 4, 6, 2\)')):
+        for rows in [0, 2], np.array([True, False, True]), range(0, 3, 2), np.array(1), torch.tensor(1):
+            file['data'][rows] = values[rows]
+        for index, wrong, words in (
+                ((0, slice(None), slice(None), slice(None), [0, 1]), values[0], 'expected numbers and slices in'),
+                (7, values[0], r'expected an index of \(3, 8, 4, 6, 2\)'),
+                (0, values[0, ..., 0], r'expected numbers of the shape \(8, 4, 6, 2\)')):
             with pytest.raises(InputError, match=f'{path}: {words}'):
                 file['data'][index] = wrong
     with h5py.File(path) as file:

@@ -552,6 +552,26 @@ def test_groups_of_one_file_are_runs_or_frames(tmp_path):
         del file['run_7/v']
     with pytest.raises(InputError, match='--variables v: not in .*all.h5/run_7, which has u'):
         read(tmp_path / 'all.h5', 'TXY', 'uv')
+    with pytest.raises(InputError, match='all.h5: there is no group run_99'):
+        read(tmp_path / 'all.h5/run_99', 'TXY', 'uv')
+    (tmp_path / 'params').mkdir()
+    for i in range(4):                                                              # no runs but what is about one
+        with h5py.File(tmp_path / f'params/{i}.h5', 'w') as file:
+            file['u'], file['params/nu'], file['init/nu'] = VALUES[i, ..., 0], 0.5, 0.7
+            file.attrs['nu'] = 0.1 * i
+    values, _ = read(tmp_path / 'params', 'TXY', ['u', 'nu'])
+    assert values[:, 0, 0, 0, 1].tolist() == [0.1 * i for i in range(4)]
+    with h5py.File(tmp_path / 'own.h5', 'w') as file:
+        file['nu'], file['dt'], file['rlat'] = 9.0, 9.0, np.arange(4.0)
+        file['rlat'].make_scale('rlat')
+        for i in range(4):
+            file[f'run_{i}/u'] = VALUES[i, ..., 0]
+            file[f'run_{i}/u'].dims[1].attach_scale(file['rlat'])
+            file[f'run_{i}'].attrs.update(nu=0.1 * i, dt=0.2)
+        file['run_last'] = h5py.SoftLink('/run_3')
+    values, source = read(tmp_path / 'own.h5', 'TXY', ['u', 'nu'])
+    assert values[:, 0, 0, 0, 1].tolist() == [0.1 * i for i in range(4)]
+    assert source.attributes['dt'] == 0.2 and 'step of rlat is 1' in source.attributes['said']
 
 
 def test_names_of_dimensions_count_in_hdf5_too(tmp_path):
