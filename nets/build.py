@@ -78,7 +78,9 @@ def optimizer_of(model, recipe, device, dtype='fp32'):
 
 
 def autocast(dtype, device):
-    """The precision of --dtype, as a context."""
+    """The precision of --dtype, as a context. Raises InputError for another than fp32 and bf16."""
+    if dtype not in ('fp32', 'bf16'):
+        raise InputError(f'--dtype {dtype}: expected fp32 or bf16')
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype == 'bf16')
 
 

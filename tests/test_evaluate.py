@@ -237,6 +237,8 @@ def test_values_of_any_real_type_are_read_and_a_path_stands_for_its_network(chec
     assert np.array_equal(evaluate.rollout(str(checkpoint), v, 2), expected)
     assert evaluate.rollout(checkpoint, v[0], 0).shape == (1, 0, *v.shape[2:])
     assert np.array_equal(evaluate.rollout(checkpoint, v, np.int64(2), None, np.int32(1)), expected)
+    with pytest.raises(configs.InputError, match='dtype f16: expected fp32 or bf16'):
+        evaluate.rollout(checkpoint, v, 2, dtype='f16')
     for numbers in (-1, 16), (2, 0), (2.0, 16), ('2', 16), (None, 16):
         with pytest.raises(configs.InputError, match='steps|batch_size'):
             evaluate.rollout(checkpoint, v, numbers[0], batch_size=numbers[1])
