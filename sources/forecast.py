@@ -100,9 +100,10 @@ def compare(runs, header, shown, uneven):
     """
     known = said_by(header)
     here = with_names_of(said_by(runs.attributes), known)
-    if len(header['variables']) == 1:                               # which in .npy has no name
-        (mine,), (its,) = runs.attributes['variables'], header['variables']
-        here = {what.replace(f' in {mine}', f' in {its}'): value for what, value in here.items()}
+    mine, its = runs.attributes['variables'], header['variables'] or ['']
+    if len(mine) == len(its) == 1:                                  # which in .npy has no name
+        here = {what.replace(f' in {mine[0]}', f' in {its[0]}'): value
+                for what, value in here.items()}
     dt = header['dt'] or 0                                          # of --dt, and of our forecasts
     if dt and (BETWEEN not in known or np.isclose(runs.attributes['dt'] or 0, dt, 1e-3, 0)):
         known[BETWEEN] = dt

@@ -179,6 +179,21 @@ def test_steps_and_units_are_compared_with_those_of_the_dataset(tmp_path, call, 
         forecast.compare(runs, named, 'a.nc', False)
 
 
+@pytest.mark.parametrize('given, layout', [('u.npy', 'NTCXY'), ('u.npz', 'NTXY'), ('u.npy', 'NTXY')])
+@pytest.mark.parametrize('written', ['.npy', '.h5', '.nc'])
+def test_one_goes_on_from_a_forecast_of_one_array_in_any_kind_of_file(tmp_path, call, given, layout, written):
+    if written == '.nc':
+        package('netCDF4')
+    u = np.moveaxis(VALUES, -1, 2) if 'C' in layout else VALUES[..., 0]
+    np.save(tmp_path / given, u) if given == 'u.npy' else np.savez(tmp_path / given, u=u)
+    names = ['--variables', 'u'] if given == 'u.npz' else []
+    header = header_of(call, tmp_path, '--source', tmp_path / given, '--layout', layout, *names)
+    first, _, _ = forecast.frames_of([tmp_path / given], header, 3)
+    forecast.write_forecast(tmp_path / f'next{written}', first, header)
+    again, _, _ = forecast.frames_of([tmp_path / f'next{written}'], header, 3)
+    np.testing.assert_array_equal(again, first)
+
+
 def test_a_netcdf_forecast_has_the_dimensions_of_its_dataset(tmp_path):
     netCDF4 = package('netCDF4')
     header = dict(layout=['THW'], channels=['u'], variables=['u'], static=[], dt=None,
