@@ -136,7 +136,7 @@ class Rounded:
     def __init__(self, stored, path):
         self.stored = stored
         self.path = path                # for messages
-        self.first = {}                 # the first value of a channel: sums near it are exact
+        self.first = {}                 # of a channel, from which sums count, to lose no digits
         self.sums = np.zeros((stored.shape[-1], 4))     # of each channel, see `__setitem__`
 
     def __setitem__(self, index, values):

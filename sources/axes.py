@@ -67,7 +67,7 @@ def fit_axes(path, arrays, main, named, sizes, axis_of):
             means = {called[i]: axis for axis, i in zip(its, at) if called and called[i] in single}
             timely = all(axis in 'NT' if word.lower() in TIMES else axis != 'T'     # N: of forecasts
                          for word, axis in means.items() if word.lower() in (*TIMES, *GRIDS))
-            # they agree
+            # neither the sizes nor the names contradict what is known of them
             if timely and sizes | new == new | sizes and axis_of | means == means | axis_of:
                 fits[its] = new, means
         words = ' '.join([str(shape), *filter(None, called)])
@@ -103,11 +103,13 @@ def ancestry(field):
 def points_of(found, names, sizes, dimensions=(), dated=False):
     """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
 
-    names: the usual ones. dimensions: so called arrays of one axis count, too, if they are finite.
-        Another name counts for times, but later, if its unit is one since a
-        date, or of time and the array has the name of its dimension.
-    Times that say their unit are in seconds, single ones, or if `dated` all, since 1970 if they say
-    a date as well: xarray chooses unit and date for each file.
+    Times that say their unit are in seconds.
+    names: the usual ones. If these are of times, arrays of other names follow whose unit is one
+        since a date, or is one of time where the array has the name of its dimension.
+    sizes: the allowed sizes.
+    dimensions: names of dimensions, whose arrays of one axis count, too, if they are finite.
+    dated: whether all times that say a date are seconds since 1970, and not only single ones:
+        xarray chooses unit and date for each file.
     """
     for usual in True, False:
         for name, array in found.items():
@@ -133,18 +135,18 @@ def points_of(found, names, sizes, dimensions=(), dated=False):
                 yield name, values
 
 
-def dt_said(arrays, others, near, sizes):
+def dt_said(arrays, beside, sizes):
     """The numbers that a file gives as the time between frames, if it does.
 
-    arrays: {name: array} of the fields. others: of all else, the nearest first, which count if they
-        are in the group of a field or around it; one number, one of each trajectory, or equal ones
-        of the frames. near: of `ancestry`. sizes: {axis: size}.
+    arrays: {name: array} of the fields, whose attributes dt come first.
+    beside: arrays called dt, the nearest first, which count as one number, one of each trajectory,
+        or equal ones of the frames.
+    sizes: {axis: size}.
     """
     N, T = sizes.get('N', 1), sizes.get('T', 1)
     said = [[dt for array in arrays.values() if (dt := number_of(getattr(array, 'dt', None))) > 0]]
-    for name, array in others.items():
-        beside = name.split('/')[-1] == 'dt' and not near(name)[0] and array is not None
-        if beside and math.prod(array.shape) in (1, N, T, T - 1):
+    for array in beside:
+        if array is not None and math.prod(array.shape) in (1, N, T, T - 1):
             values = np.ravel(array[()]) * SECONDS.get(text_said(array).lower(), 1)
             if len(values) in (1, N) or np.allclose(values, values[0], 1e-3, 0):
                 said.append(np.unique(values if len(values) in (1, N) else values[:1]).tolist())
@@ -188,13 +190,15 @@ def grid_steps(path, found, grid, axis_of, known, uneven):
 
 def texts_of(values):
     """Numbers or texts of a coordinate as texts, [] if they do not tell all points apart."""
-    if values.ndim == 2:                                            # of bytes, as Fortran stores them
+    if values.ndim == 2 and values.dtype.kind == 'S':               # of letters, as in Fortran
         values = np.array([b''.join(row) for row in np.ma.filled(values, b'').tolist()])
+    if values.ndim != 1:
+        return []
     values = np.ma.filled(values, np.nan if values.dtype.kind == 'f' else None)
     if values.dtype.kind in 'fiub':
         values = np.where(abs(values) > 1e-9 * abs(values).max(), values, 0)        # without noise
         values = [f'{value:.0f}' if value == round(value) else f'{value:.6g}'
-                  for value in values.tolist() if math.isfinite(value)]
+                  for value in values.tolist()]
     texts = [' '.join(text_of(value).split('\0')[0].split()) for value in values]
     return texts if all(texts) and len({*texts}) == len(texts) else []
 

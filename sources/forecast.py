@@ -78,8 +78,10 @@ def said_by(attributes):
 
 
 def with_names_of(said, known):
-    """What is said of steps and starts, with the names that `known` has for their axes: a file may
-    call an axis lat, and those of the training latitude."""
+    """What is `said` of steps and starts, with the names that `known` has for their axes.
+
+    A file may call an axis lat, and those of the training latitude. Both are of `said_by`.
+    """
     axes, names = ({what.removeprefix('axis of '): axis for what, axis in some.items()
                     if what.startswith('axis of ')} for some in (said, known))
     names = {axis: name for name, axis in [*names.items()][::-1] if f'step of {name}' in known}
@@ -112,7 +114,8 @@ def compare(runs, header, shown, uneven):
         if what.startswith('number'):
             one, other = here.pop(what, '1'), known.pop(what, '1')
             require(one == other, f'{shown}: the {what} is {one}, in the training {other}')
-    for what in sorted(known.keys() & here.keys(), key=lambda what: (what.startswith(('unit', 'start')), what)):
+    warned_of = lambda what: what.startswith(('unit', 'start'))
+    for what in sorted(sorted(known.keys() & here.keys()), key=warned_of):      # refusals first
         words = f'{shown}: the {what} is {here[what]}, in the training {known[what]}'
         if what.startswith(('order', 'axis')):
             require(here[what] == known[what], words)
@@ -120,7 +123,8 @@ def compare(runs, header, shown, uneven):
             if here[what] != known[what]:
                 warn(words)
         elif what.startswith('start'):
-            steps = [abs(float(some.get(what.replace('start', 'step'), 0))) for some in (here, known)]
+            steps = [abs(float(some.get(what.replace('start', 'step', 1), 0)))
+                     for some in (here, known)]
             if abs(float(here[what]) - float(known[what])) > sum(steps):
                 warn(words)
         else:
@@ -201,14 +205,12 @@ def fill_netcdf(file, arrays, said):
     called = NAMES | {axis: what.removeprefix('axis of ') for what, axis in said.items()
                       if what.startswith('axis of ') and axis in 'XYZ'}
     for name, (axes, array) in arrays.items():
-        dimensions = []
-        for axis, size in zip(axes, array.shape):
-            word = called[axis]
-            if axis == 'C' and len(arrays) > 2:     # with the times; each has channels of its own
-                word = f'{word}_{name.replace("/", "_")}'
+        if len(arrays) > 2:                         # with the times; each has channels of its own
+            called['C'] = f'channel_{name.replace("/", "_")}'
+        dimensions = [called[axis] for axis in axes]
+        for word, size in zip(dimensions, array.shape):
             if word not in file.dimensions:
                 file.createDimension(word, size)
-            dimensions.append(word)
         variable = file.createVariable(name, array.dtype, dimensions)
         variable[:] = array
         if f'unit of {name}' in said:

@@ -26,13 +26,12 @@ def numbered(paths):
     readings = []
     for point in r'\.', '(?!)':
         number = rf'((?:(?<=[_=])-)?\d+(?:{point}\d+(?:[eE][+-]?\d+)?|[eE][+-]\d+)?)'
-        parts = {path: re.split(number, str(path)) for path in paths}
-        keys = {path: tuple(float(word) if i % 2 else word for i, word in enumerate(words))
-                for path, words in parts.items()}
+        keys = {path: tuple(float(word) if i % 2 else word for i, word in
+                            enumerate(re.split(number, str(path)))) for path in paths}
         lengths = {len(key) for key in keys.values()}
         steps = [np.diff(numbers) for numbers in zip(*(key[1::2] for key in sorted(keys.values())))]
-        even = len(keys) == 1 or len(lengths) == 1 != max(lengths) and all(
-            np.ptp(x) <= 0.1 * abs(x).max() for x in steps)
+        alike = len(lengths) == 1 and max(lengths) > 1            # of as many numbers, and some
+        even = len(keys) == 1 or alike and all(np.ptp(x) <= 0.1 * abs(x).max() for x in steps)
         readings.append((len({*keys.values()}), even, keys))
     *_, even, keys = max(readings, key=lambda reading: reading[:2])
     return keys, even
@@ -106,14 +105,13 @@ def each_in_one(paths, names):
 def with_equal_numbers(folder, names):
     """The files of a folder in groups whose names differ in the variable alone, in their order."""
     rests = {path: path.name[len(variable_of(path, names)):] for path in folder}
-    keys, _ = numbered(dict.fromkeys(rests.values()))
+    keys, _ = numbered(rests.values())
     number = lambda path: keys[rests[path]]
     return [[*group] for _, group in groupby(sorted(folder, key=number), number)]
 
 
 def variables_apart(paths, folders, names):
-    """Groups of paths of which each has every variable once, in a file of its own, and whether they
-    are smaller than folders; [] if none has.
+    """Groups of paths of which each has every variable once, in a file of its own; [] if none has.
 
     A group is all paths, or a folder, or what differs in a folder by the name of the variable alone.
     Raises InputError where only some of the groups have.
@@ -127,8 +125,8 @@ def variables_apart(paths, folders, names):
                              f'{" ".join(names)} in one file, as in the others; there is '
                              f'{others[0][0].name}')
         if groups and not others:
-            return groups, groups is alike
-    return [], False
+            return groups
+    return []
 
 
 def warn_of_names(paths, what):
@@ -138,7 +136,7 @@ def warn_of_names(paths, what):
     above = len({path.parent for path in paths}) > 1
     labels = [path.parent.name if what == 'folder' else
               f'{path.parent.name}/{path.stem}' if above else path.stem for path in paths]
-    texts = {key[::2]: label for label, key in numbered(dict.fromkeys(labels))[0].items()}
+    texts = {key[::2]: label for label, key in numbered(labels)[0].items()}
     if len(texts) > 1:
         warn(f'the names {" ".join(sorted(texts.values())[:4])} differ in more than numbers, and each '
              f'{what} is a trajectory; if they are variables of one, name these by --variables')
@@ -171,8 +169,8 @@ def join(paths, own):
     names = variables_of(paths[0], own)
     folders = [tuple(folder) for _, folder in groupby(paths, lambda path: path.parent)]
     of_frames = 'T' not in parse_layout(own.layout)[0]
-    groups, smaller = variables_apart(paths, folders, names)
-    if smaller and of_frames:
+    groups = variables_apart(paths, folders, names)
+    if of_frames and len(groups) > len(folders):      # several in a folder: its frames
         how = 'channels of frames (T)'
         runs = [tuple(run) for _, run in groupby(groups, lambda group: group[0].parent)]
     elif groups:

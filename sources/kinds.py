@@ -81,8 +81,8 @@ def stored_among(group, names):
     return found
 
 
-def stored_in(group, names=()):
-    """{name: Stored} of all arrays in an HDF5 group. names: as in `stored_among`."""
+def stored_in(group, names):
+    """{name: Stored} of all arrays in an HDF5 group, and of links in it that are among `names`."""
     found = {}
 
     def add(name, item):
@@ -145,7 +145,10 @@ def variable_of(path, names):
 
 
 class Found(dict):
-    """{name: array} in files and in their attributes; None: not of real numbers, as `texts` are."""
+    """{name: array} in files and in their attributes, None where one is not of real numbers.
+
+    `texts` has the arrays of texts. Dates become seconds since 1970, spans of time seconds.
+    """
 
     def __init__(self, arrays):
         super().__init__(arrays)
@@ -163,12 +166,13 @@ class Found(dict):
 
 
 @contextmanager
-def opened(paths, names=()):
+def opened(paths, names):
     """The Found in files, where dates are seconds since 1970.
 
-    paths: an HDF5 file's group is file/group, where arrays `names` in the file itself, and those of
-        its dimensions, count, too.
-    names: of a compressed .npz and an older .mat these alone are read.
+    paths: of files, or file/group for a group of an HDF5 file. With a group, arrays of the file
+        itself count, too, if they are among `names` or belong to a dimension of the group's arrays.
+    names: of a compressed .npz and an older .mat these alone are read, and of the attributes that
+        are texts these and dt become numbers; (): all are read.
     """
     attributes, found = {}, {}
     with reading(' '.join(map(str, paths))), ExitStack() as stack:

@@ -34,8 +34,8 @@ class Piece(NamedTuple):
     start: int = 0              # its first frame in them
 
     def __str__(self):
-        return ' '.join(map(str, self.parts[0])) + (f', from its frame {self.start} on' if self.start
-                                                    else '')
+        paths = ' '.join(map(str, self.parts[0]))
+        return f'{paths}, from its frame {self.start} on' if self.start else paths
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def find_runs(paths, own):
     space = [1, *survey.grid.values()][-max(2, len(survey.grid)):]      # one dimension is (1, X)
     shape = min(piece.frames for piece, _ in items), *space, len(attributes['channels'])
     return Source(shape, items, reader(survey.main, survey.axes, space), attributes)
+
 
 # ------------------------------------------------------------------------------------ the dataset
 

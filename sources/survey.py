@@ -52,6 +52,7 @@ class Survey:
     def __init__(self, names, own):
         self.names = names
         self.own = own
+        self.near = ancestry(names[0])                      # sorts names: the nearest first
         self.main, self.axes = parse_layout(own.layout)     # axes: {name: its axes}, see fit_axes
         self.grid, self.axis_of = {}, {}                    # {axis of space: size}, see fit_axes
         self.between = []                                   # [(time between frames, file)]
@@ -78,19 +79,18 @@ class Survey:
     def part(self, paths, known):
         """The Part in some files.
 
-        known: what the first part of the run says, {name: a hash of its numbers, or what its
-            trajectories are called}.
+        known: what the first part of the run says, {name: a hash of its numbers} and {'trajectories
+            of name': (what they are called, the file)}; gets what is new.
         """
         path = paths[0]
-        near = ancestry(self.names[0])
         with opened(paths, (*self.names, *SAID)) as found:
             fields = self.fields(found, path)
             sizes = dict(self.grid)
             self.axes = fit_axes(' '.join(map(str, paths)), fields, self.main, self.axes, sizes,
                                  self.axis_of)
             self.grid = {axis: sizes[axis] for axis in 'XYZ' if axis in sizes}
-            near_first = {**found, **found.texts}
-            near_first = {name: near_first[name] for name in sorted(found, key=near)}
+            near_first = {name: found.texts.get(name, found[name])
+                          for name in sorted(found, key=self.near)}
             self.look_at_labels(fields, near_first, path, known)
             self.look_at_numbers(fields, sizes, path, known)
             theirs = {*map(id, fields.values())}                            # may be called z, too
@@ -99,14 +99,14 @@ class Survey:
             for name, (first, step) in places.items():
                 self.points.setdefault(name, []).append((first, step, path))
             times = self.times(others, path, sizes.get('T', 1))
-            dts = dt_said(fields, others, near, sizes)
-            if not (dts or times) and any(name.split('/')[-1] == 'dt' and not near(name)[0]
-                                          for name in others):
+            beside = [array for name, array in others.items()   # in the field's group or around it
+                      if name.split('/')[-1] == 'dt' and not self.near(name)[0]]
+            dts = dt_said(fields, beside, sizes)
+            if beside and not (dts or times):
                 self.lines.setdefault('dt', f'{path}: dt is no number, or several, and is not used')
-            said = Part(path, sizes, times, dts)
         if len(paths) > 1:
             self.agree(paths)
-        return said
+        return Part(path, sizes, times, dts)
 
     def agree(self, paths):
         """Raise InputError if files of a part differ in times, coordinates, or variables in all."""
@@ -119,17 +119,18 @@ class Survey:
                 for name, values in points_of(found, SAID, sizes, along, dated=True):
                     first, there = said.setdefault(name, (values, path))
                     rounding = 1e-3 * np.ptp(values) / values.size
-                    same = first.shape == values.shape and np.allclose(first, values, 0, rounding)
+                    same = np.shape(first) == values.shape and np.allclose(first, values, 0, rounding)
                     require(self.own.uneven or same, f'{path}: {name} differs from that of {there}; '
                                                      f'--uneven takes them as equal')
                 for name in along & found.texts.keys():
                     texts = texts_of(np.ma.asanyarray(found.texts[name][()]))
                     first, there = said.setdefault(name, (texts, path))
-                    require(first == texts, f'{path}: {name} differs from that of {there}')
+                    require(np.array_equal(first, texts),
+                            f'{path}: {name} differs from that of {there}')
                 for name in shared:
-                    first, there = said.setdefault(f'variable {name}', (np.asarray(found[name][()]), path))
-                    same = first.shape == found[name].shape and np.allclose(
-                        first, found[name][()], 1e-6, 0, equal_nan=True)
+                    values = found[name][()]
+                    first, there = said.setdefault(f'variable {name}', (np.asarray(values), path))
+                    same = first.shape == values.shape and np.allclose(first, values, 1e-6, 0, True)
                     require(same, f'{path}: {name} differs from that of {there}')
 
     def fields(self, found, path):
@@ -190,9 +191,8 @@ class Survey:
         times = {}
         for end in [T, T + 1] if T > 1 else [T]:                # PDEBench says when it ends, too
             times |= {name: points[:, :T] for name, points in points_of(frames, TIMES, [end])}
-        near = ancestry(self.names[0])
         for name, array in others.items():
-            called = name.split('/')[-1] in TIMES and not near(name)[0] and along[name] in 'NT'
+            called = name.split('/')[-1] in TIMES and not self.near(name)[0] and along[name] in 'NT'
             if called and not times and (array is None or math.prod(array.shape) > 1):
                 self.lines.setdefault(name, f'{path}: {name} is no number of each frame, and is not '
                                             f'used')
@@ -202,20 +202,18 @@ class Survey:
 
     def add_times(self, run, parts):
         """Note the time between the frames of a run, when it begins and when it ends."""
-        times = {}
-        for part in parts:
-            for name, points in part.times.items():
-                times.setdefault(name, []).append(points)
+        times = {name: np.concatenate([part.times[name] for part in parts], 1)
+                 for name in parts[0].times if all(name in part.times for part in parts)}
         dts = [(dt, part.path) for part in parts for dt in part.dts]
         between = steps_of_run(run, times, dts, self.own)
         self.between += between
-        for (dt, path), (step, _) in zip(dts, between * len(dts)):  # the same where there are no times
+        for (dt, path), (step, _) in zip(dts, between * len(dts)):  # without times the same
             if not math.isclose(dt, step, rel_tol=1e-3) and not self.own.dt:
                 self.lines.setdefault('dt', f'{path}: dt is {dt:g}, but its times have steps of '
                                             f'{step:g}, which count; --dt says which is right')
-        lines = next(iter(times.values()), None)
-        if lines and len(lines[0]) == 1:                                    # of one trajectory
-            self.spans.append((lines[0][0, 0], lines[-1][0, -1], parts[-1].path))
+        line = next(iter(times.values()), ())
+        if len(line) == 1:                                                  # of one trajectory
+            self.spans.append((line[0, 0], line[0, -1], parts[-1].path))
 
     def warn_of_pieces(self):
         """Note where a run begins as another ends, which may be pieces of one."""
@@ -246,12 +244,14 @@ class Survey:
         saying += [f'axis of {name} is {axis}' for name, axis in self.axis_of.items()]
         channels, static = [], []                           # static: whether each is
         for name, its in self.axes.items():
-            known = self.said[name][0]
-            new = channels_of(name, self.counts[name][0], known, saying)
+            known, C = self.said[name][0], self.counts[name][0]
+            new = [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]
+            if len(known['channels']) == C:
+                new = known['channels']
+                saying.append(f'order of channels in {name} is {" ".join(new)}')
             if len(new) > 1:
                 saying.append(f'number of channels in {name} is {len(new)}')
-            lacks = 'T' not in self.main or {*self.main} - {*its, 'C'}
-            still = bool(lacks) and 'T' not in its and name not in self.moving
+            still = 'T' not in its and name not in self.moving
             if still:
                 print(f'{name} is static, {"along " + its if its else "a number"}')
             channels += new
@@ -278,17 +278,17 @@ def what_all_say(between, points, units, uneven):
     units: {variable: {unit or '': a file}}. A line says where these differ, or the first points.
     """
     said = []
-    steps = {BETWEEN: between} | {f'step of {name}': [(step, path) for _, step, path in several]
-                                  for name, several in points.items()}
+    steps = {BETWEEN: between} if between else {}
+    steps |= {f'step of {name}': [(step, path) for _, step, path in several]
+              for name, several in points.items()}
     for what, several in steps.items():
-        low, here = min(several, default=(1, ''))
-        high, there = max(several, default=(1, ''))
+        (low, here), (high, there) = min(several), max(several)
         words = f'{there}: the {what} is {high:g}, in {here} {low:g}'
         if not np.isclose(low, high, rtol=1e-3, atol=0):
             require(uneven, f'{words}; ' + ('turn the axis in one of them' if low == -high else
                                             '--uneven takes them as equal'))
             warn(f'{words}; they are taken as equal')
-        said += [f'{what} is {low:.9g}'] if several else []
+        said.append(f'{what} is {low:.9g}')
     for name, several in points.items():
         several = [each for each in several if each[0] is not None] or [(math.inf, 0, '')]
         (low, step, here), (high, _, there) = min(several), max(several)
@@ -308,12 +308,11 @@ def what_all_say(between, points, units, uneven):
 def steps_of_run(run, times, numbers, own):
     """[(time between frames, file)] of a run, whose dt the files say as `numbers` or by their times.
 
-    times: {name: [(N, T) of each part]}. numbers: [(dt, file)], which count if there are no times.
-    A line says so where the names of its files are not those of frames in their order.
+    times: {name: (N, T)} of all its frames.
+    numbers: [(dt, file)], which count if there are no times.
+    Without times a line says where the names of its files may not be in the order of its frames.
     """
-    lines = {name: np.concatenate(parts, 1) for name, parts in times.items()
-             if len(parts) == len(run)}
-    lines = {name: line for name, line in lines.items() if line.shape[1] > 1}
+    lines = {name: line for name, line in times.items() if line.shape[1] > 1}
     first, last = run[0][0], run[-1][0]
     if lines:
         name = min(lines, key=lambda name: np.ptp(lines[name]) == 0)    # that of a forecast's start
@@ -337,14 +336,3 @@ def steps_of_run(run, times, numbers, own):
              f'their order, and is none missing? The numbers in the names do not rise by even '
              f'steps; several runs need a folder each')
     return numbers
-
-
-def channels_of(name, C, ours, saying):
-    """The names of the C channels of a variable: its own, or those that a file of `ours` says.
-
-    saying: gets a line on their order.
-    """
-    if len(ours['channels']) == C:
-        saying.append(f'order of channels in {name} is {" ".join(ours["channels"])}')
-        return ours['channels']
-    return [name] if name and C == 1 else [f'{name}_{c}'.strip('_') for c in range(C)]

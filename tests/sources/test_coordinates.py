@@ -117,6 +117,11 @@ def test_what_only_looks_like_a_coordinate_of_the_fields_is_none(tmp_path, capsy
         values, attributes = read([*tmp_path.glob(f'*.{kind}')], 'TXY', 'u')
         np.testing.assert_array_equal(values[..., 0], VALUES)
     assert not capsys.readouterr().err
+    with h5py.File(tmp_path / 'member.h5', 'w') as file:
+        file['u'], file['member'] = VALUES, np.ones((N, 3))        # three numbers of each
+        for axis, name in enumerate(('member', *'thw')):
+            file['u'].dims[axis].label = name
+    np.testing.assert_array_equal(read(tmp_path / 'member.h5', 'NTXY', 'u')[0][..., 0], VALUES)
 
 
 def test_variables_apart_may_have_levels_and_components_of_their_own(tmp_path):
