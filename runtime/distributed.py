@@ -18,7 +18,7 @@ WIDE = 256              # the token width from which bf16 pays on a CPU with AVX
 TIMEOUT = timedelta(hours=1)        # of a wait for others; rank 0 alone generates data, for minutes
 
 # Gloo's threads let a tensor go a moment after its sum. If nobody else holds it they need the GIL for
-# that, and up to PyTorch 2.7 (pull request 154976) who leaves the group keeps it and waits for them.
+# that, and in PyTorch 2.6 who leaves the group keeps it and waits for them (its pull request 154976).
 HELD = deque(maxlen=8)
 
 

@@ -58,7 +58,7 @@ def test_a_wait_for_processes_ends_at_a_signal_and_those_of_different_commands_a
 
 
 def test_processes_leave_right_after_a_sum(tmp_path):
-    """Of PyTorch 2.6 and 2.7 two of three pairs waited for ever."""
+    """Under PyTorch 2.6 two of three pairs waited for ever."""
     def main():
         signal.alarm(60)
         processes = distributed.setup('cpu')
