@@ -528,7 +528,7 @@ def draw(model, dataset, steps, args, processes):
 
 def forecast_from_files(trained, args, processes):
     """--frames and --write: go on from the last frames in files as the dataset was made of."""
-    from sources import forecast  # what reads files of one's own
+    from sources import forecast, joined  # what reads files of one's own
     known = trained_on(trained.model)
     [name, *others] = configs.datasets_of(args.datasets) or known or ['']
     if not (args.sources and args.write and args.rollout) or others or name not in known:
@@ -538,7 +538,7 @@ def forecast_from_files(trained, args, processes):
         return
     header = known[name]
     forecast.require_writable(args.write)
-    paths = forecast.paths_of(args.sources)             # in the order of their forecasts
+    paths = joined.paths_of(args.sources, header.get('variables', ()))    # as their forecasts go
     u, dt, gaps = forecast.frames_of(paths, header, trained.model.config.frames, args.uneven)
     here = forecast.in_words(paths)
     names = [header['channels'][c] for c in data.evolving_of(header)]

@@ -91,8 +91,10 @@ def require_same_data(before, now, folder):
             here, there = headers.get(split), before[name].get(split)
             if here != there:
                 what = 'is not the file of the run, but has other fields or attributes; restore it'
-                what = what if here and there else 'is missing' if there else (
-                    'is new, and the run had none; remove it')
+                if not here:
+                    what = 'is missing'
+                elif not there:
+                    what = 'is new, and the run had none; remove it'
                 raise InputError(f'--resume: {folder}/{name}/{split}.h5 {what}, or choose another '
                                  f'--out')
 

@@ -13,7 +13,6 @@ from runtime import files
 from runtime.stored import require
 from runtime.terminal import warn
 from sources.axes import parse_layout
-from sources.joined import paths_of
 from sources.kinds import library
 from sources.own import Own, find_runs
 from sources.prepare import fill
@@ -23,13 +22,12 @@ WRITTEN = '.npy', '.h5', '.nc'
 NAMES = dict(N='trajectory', T='time', X='x', Y='y', Z='z', C='channel')        # of axes in netCDF
 
 
-def frames_of(sources, header, last, uneven=False):
+def frames_of(paths, header, last, uneven=False):
     """The last frames of all trajectories in files, (N, last, *space, C), their dt or None, and
     where they have gaps, (*space, C).
 
-    sources: paths of files or folders. uneven: as in `Own`.
+    paths: as joined.paths_of gives them. uneven: as in `Own`.
     """
-    paths = paths_of(sources, header.get('variables', ()))
     shown = in_words(paths)
     require(header.get('layout'), f'{shown}: the dataset does not say how its files were laid out; '
                                   f'make it by sources.prepare')

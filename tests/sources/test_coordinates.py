@@ -2,9 +2,10 @@
 import h5py
 import numpy as np
 import pytest
+import test_own
 
 from configs import InputError
-from sources import forecast, own, prepare
+from sources import forecast, prepare
 
 xarray = pytest.importorskip('xarray', reason='it writes the files of this test, and the project does not need it')
 pytest.importorskip('netCDF4', reason='the files of this test need it')
@@ -21,11 +22,9 @@ def save(path, dims, values, /, name='u', **coordinates):
 
 
 def read(sources, layout, *variables, **flags):
-    flags = own.Own(layout=tuple(layout.split()), variables=variables, split='order', valid=0, test=0.2, **flags)
-    source = own.own_source(sources if isinstance(sources, list) else [sources], flags)
-    items = source.items['train'] + source.items['test']
-    t = slice(0, source.shape[0])
-    return np.concatenate([source.read(piece, slice(n, n + 1), t) for piece, n in items]), source.attributes
+    """The trajectories and the attributes of the Source, as test_own reads them."""
+    values, source = test_own.read(sources, layout, variables, **flags)
+    return values, source.attributes
 
 
 @pytest.mark.parametrize('names', [('y', 'y'), ('rlat', 'rlat'), ('j', 'j'), ('latitude', 'lat'), ('x1', 'nav_y')])

@@ -10,7 +10,7 @@ import data
 import evaluate
 import train
 from configs import InputError
-from sources import forecast, prepare
+from sources import forecast, joined, prepare
 from sources.own import Source
 
 VALUES = np.random.default_rng(1).normal(size=(6, 7, 4, 3, 2)).astype('f4')            # (N, T, X, Y, C)
@@ -242,9 +242,9 @@ def test_times_that_say_their_unit_become_seconds_and_say_so(tmp_path, call):
     header = header_of(call, tmp_path, *flags)
     assert header['dt'] == 21600 and 'unit of time is s' in header['said']
     forecast.frames_of([tmp_path / 'run3.nc'], header, 2)
-    paths = forecast.paths_of([tmp_path / 'run2.nc', tmp_path / 'run1.nc'])
+    paths = joined.paths_of([tmp_path / 'run2.nc', tmp_path / 'run1.nc'])
     assert forecast.in_words(paths) == f'{tmp_path}/run1.nc {tmp_path}/run2.nc'
-    paths = forecast.paths_of([tmp_path])
+    paths = joined.paths_of([tmp_path])
     assert forecast.in_words(paths) == f'{tmp_path}/run0.nc {tmp_path}/run1.nc ... {tmp_path}/run5.nc'
 
 
@@ -264,7 +264,7 @@ def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatc
     turned = netcdf('turned.nc', dict(time=8, y=24, x=16), attributes=dict(phase=0.0),
                     u=(('time', 'x', 'y'), runs[0]), mask=(('x', 'y'), np.ones((16, 24))))
     with pytest.raises(InputError, match='turned.nc: the axis of x is Y, in the training X'):
-        forecast.frames_of([turned], data.read_headers('data/mine')['train'], 2)
+        forecast.frames_of([Path(turned)], data.read_headers('data/mine')['train'], 2)
     header = data.read_headers('data/mine')['train']
     assert (header['shape'], header['dt'], header['static']) == ([48, 8, 16, 24, 3], 0.25, ['mask', 'phase'])
     assert (header['layout'], header['variables']) == (['TYX', 'mask=YX', 'phase='], ['u', 'mask', 'phase'])
@@ -274,7 +274,7 @@ def test_sixty_runs_go_from_their_folder_to_a_forecast_file(tmp_path, monkeypatc
     code, error, _ = call(['--data', 'data', '--datasets', 'mine', '--out', 'out', '--steps', 2, '--batch_size', 2,
                            '--threads', 1, '--device', 'cpu'], train)
     assert code == 0, error
-    frames, dt, _ = forecast.frames_of(['runs/run_7.nc'], header, 5)
+    frames, dt, _ = forecast.frames_of([Path('runs/run_7.nc')], header, 5)
     assert dt == header['dt'] and frames.shape == (1, 5, 16, 24, 3)
     prediction = evaluate.rollout('out', frames, 4)
     forecast.write_forecast('forecast.nc', prediction, header)
