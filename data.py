@@ -632,25 +632,20 @@ def fluctuation(v):
 NORM = (5 * 64 * 64) ** 0.5     # that of 5 frames of 64 x 64 points of deviation 1
 
 
-def add_noise(u, epsilon, noise, dimensionless=False):
-    """u (B, T, *space, C) plus noise N(0, 1) times epsilon ||u||_2 (paper, Sec. 2.2 and App. B.1).
+def noisy_inputs(batch, config, epsilon):
+    """The noisy input of Eq. (3), (B, T, *space, C), of a Batch on the grid of the model.
 
-    As in DPOT, the norm of a sample and channel is over all frames and grid points; that of
-    dimensionless ones is `NORM`. noise: for each sample a seed, and the channels that get noise.
+    Noise is N(0, 1) times epsilon ||u||_2 (paper, Sec. 2.2 and App. B.1). As in DPOT, the norm of a
+    sample and channel is over all frames and grid points; that of dimensionless ones is `NORM`.
     """
+    u = torch.cat([resize(windows[:, :-1], config.resolution) for windows in batch.windows])
     if not epsilon:
         return u
     generator = torch.Generator(u.device)
-    added = torch.zeros_like(u)
-    for sample, (seed, channels) in zip(added, noise):
+    noise = torch.zeros_like(u)
+    for sample, (seed, channels) in zip(noise, batch.noise):
         drawn = torch.empty_like(sample[..., channels], memory_format=torch.contiguous_format)
         sample[..., channels] = drawn.normal_(generator=generator.manual_seed(seed))
-    if dimensionless:
-        return u.add(added, alpha=epsilon * NORM)
-    return added.mul_(epsilon * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
-
-
-def noisy_inputs(batch, config, epsilon):
-    """The noisy input of Eq. (3), (B, T, *space, C), of a Batch on the grid of the model."""
-    u = torch.cat([resize(windows[:, :-1], config.resolution) for windows in batch.windows])
-    return add_noise(u, epsilon, batch.noise, dimensionless=config.normalize)
+    if config.normalize:
+        return u.add(noise, alpha=epsilon * NORM)
+    return noise.mul_(epsilon * norm(u).view(len(u), *[1] * (u.ndim - 2), -1)).add_(u)
