@@ -56,8 +56,7 @@ class Own:
     split: str = arg('seed', 'test trajectories are drawn, or the last', choices=['seed', 'order'])
     seed: int = arg(0, 'that draws them', least=0, metavar='N')
 
-    def __post_init__(self):
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 def reader(main, axes, space):
