@@ -39,16 +39,12 @@ class Fast(AOTPOT):
                 x = x + layer.post2(mlp(layer.mlp, layer.norm2(mix(layer.mixer, layer.norm1(x)))))
             return readout(self.readout, x)
         compiled = self.compiled or torch.compiler.is_compiling()
-        x = sublayers(x, self.blocks(), torch.softmax(self.gate, 0), compiled)  # Eqs. (9) to (13)
-        return readout(self.readout, x)
-
-    def blocks(self):
-        """The sub-layers with their blocks and norms, in the form that `sublayers` takes."""
         blocks = []
         for layer in self.layers:
             blocks.append((layer.aot1, layer.norm1, partial(mix, layer.mixer), layer.post1))
             blocks.append((layer.aot2, layer.norm2, partial(mlp, layer.mlp), layer.post2))
-        return blocks
+        x = sublayers(x, blocks, torch.softmax(self.gate, 0), compiled)         # Eqs. (9) to (13)
+        return readout(self.readout, x)
 
 
 # --------------------------------------------------------------------------------- Eqs. (4) and (5)
