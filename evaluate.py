@@ -513,13 +513,13 @@ def draw(model, dataset, steps, args, processes):
         return
     from lab import figures  # only where something is drawn
     names = dataset.evolving_names
-    channel = names.index(channel_to_draw(args, dataset.path, dataset.count, names))
+    channel = channel_to_draw(args, dataset.path, dataset.count, names)
     T = model.config.frames
     predictor = Predictor(model.eval(), dataset, processes.device, args.dtype)
     frames = dataset.windows([(args.trajectory, 0)], T + steps[-1])
     forecast = predictor.along(frames[:, :T].to(processes.device), steps[-1])
-    prediction = torch.cat([u[..., channel].cpu() for u in forecast])              # (F, *space')
-    truth = frames[0, T:, ..., dataset.evolving][..., channel]
+    prediction = torch.cat([u[..., names.index(channel)].cpu() for u in forecast])  # (F, *space')
+    truth = frames[0, T:, ..., dataset.channel_names.index(channel)]
     pictures = torch.stack([truth, prediction], 1)                                 # (F, 2, *space')
     if pictures.ndim == 5:
         pictures = pictures[..., pictures.shape[-1] // 2]

@@ -181,7 +181,6 @@ def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
 
     In a GIF 48 colours suffice: with more than its 256 it mixes dots, and is nearly twice as large.
     """
-    channel = dataset.evolving_names[channel]
     name = f'{dataset.name}_{channel}_{trajectory}'
     title = f'{channel} of {dataset.name}, trajectory {trajectory}'
     save_figure(folder, f'fields_{name}', plot_fields(pictures, steps, title))
