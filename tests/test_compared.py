@@ -35,6 +35,7 @@ def trained(tmp_path):
     ('wave', WAVE, 0, ''), ('wave', {**WAVE, 'dt': 0.3 + 1e-9}, 0, ''),
     ('new', dict(dt=0.1), 0, 'new/test.h5 has the dt 0.1, but '),
     ('new', dict(channels=('u_t', 'u', 'c')), 2, 'new/test.h5: channels u_t u c; '),
+    ('new', dict(channels=('c', 'u', 'u_t')), 2, ' took them in the order u u_t c\n'), ('new', WAVE, 0, ''),
     ('new', dict(channels=('q', 'u', 'c')), 0, 'new/test.h5: channels q u c; '),
     ('new', dict(channels=('u', 'u_t', 'c')), 0, 'new/test.h5: c evolves; in '),
     ('new', dict(channels=('p', 'q', 'r')), 0, '')])

@@ -296,20 +296,6 @@ def test_nothing_follows_the_solution_of_a_steady_problem():
             evaluate.rollout(model, torch.rand(3, 1, 16, 16, 1), 2)
 
 
-def test_data_with_the_channels_of_the_training_in_another_order_are_refused(model, folder, call):
-    path = save(model, folder, 'small/last.pt', datasets=('own',), layouts=OWN)
-    flags = ['--checkpoint', path, '--device', 'cpu', '--datasets', 'other']
-    values = np.stack([read(trajectories(folder, 'own'), i, 0, 9) for i in range(5)])
-    for order, expected in ('ucv', 0), ('xyz', 0), ('vcu', 2):
-        static = ('c',) if 'c' in order else ()
-        shown = values[..., ::-1] if order == 'vcu' else values
-        write(folder, 'other', shown, 'test', channels=tuple(order), static=static)
-        code, error, _ = call(flags, evaluate)
-        assert code == expected, error
-    assert 'other/test.h5' in error and f'{path}' in error
-    assert 'channels v c u' in error and error.endswith(' u c v\n')
-
-
 @torch.no_grad()
 def test_a_rollout_in_three_dimensions_equals_steps_of_the_network():
     solid, frames = small_model(resolution=8, dims=3), torch.rand(2, 3, 6, 8, 4, 2)
