@@ -228,12 +228,9 @@ def test_a_forecast_of_other_numbers_of_channels_is_refused(tmp_path, call):
 
 
 def test_times_that_say_their_unit_become_seconds_and_say_so(tmp_path, call):
-    netCDF4 = package('netCDF4')
+    times = ('time',), 6 * np.arange(7), dict(units='hours since 2000-01-01')
     for i in range(6):
-        netcdf(tmp_path / f'run{i}.nc', dict(time=7, x=4), coordinates=dict(time=6 * np.arange(7)),
-               u=(('time', 'x'), VALUES[i, ..., 0, 0]))
-        with netCDF4.Dataset(tmp_path / f'run{i}.nc', 'a') as file:
-            file['time'].units = 'hours since 2000-01-01'
+        netcdf(tmp_path / f'run{i}.nc', dict(time=7, x=4), time=times, u=(('time', 'x'), VALUES[i, ..., 0, 0]))
     flags = '--source', *tmp_path.glob('run*'), '--layout', 'TX', '--variables', 'u'
     header = header_of(call, tmp_path, *flags)
     assert header['dt'] == 21600 and 'unit of time is s' in header['said']

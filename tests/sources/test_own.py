@@ -22,14 +22,17 @@ def package(name):
 
 
 def netcdf(path, dims, form='NETCDF4', coordinates=None, attributes=None, **arrays):
-    """Write a file by netCDF4. dims: {name: size}; arrays: {name: (its dims, values)}."""
+    """Write a file by netCDF4. dims: {name: size}; arrays: {name: (its dims, values[, attributes])}."""
     with package('netCDF4').Dataset(path, 'w', format=form) as file:
         for name, size in dims.items():
             file.createDimension(name, size)
         file.setncatts(attributes or {})
-        for name, (axes, values) in {**{k: ((k,), v) for k, v in (coordinates or {}).items()}, **arrays}.items():
+        along = {k: ((k,), v) for k, v in (coordinates or {}).items()}
+        for name, (axes, values, *its) in {**along, **arrays}.items():
             values = np.asarray(values)
-            file.createVariable(name, values.dtype, axes)[:] = values
+            variable = file.createVariable(name, values.dtype, axes)
+            variable[:] = values
+            variable.setncatts(*its or [{}])
     return path
 
 
@@ -384,9 +387,7 @@ def test_a_number_dt_is_the_time_step_of_files_without_times(said, dt, tmp_path,
             (file if place == 'file' else file['u']).attrs['dt'] = said
     names = ['a.npz', 'b.npz', 'file.h5', 'array.h5']
     if importlib.util.find_spec('netCDF4'):
-        path = netcdf(tmp_path / 'array.nc', dict(zip('abcde', VALUES.shape)), u=(tuple('abcde'), VALUES))
-        with package('netCDF4').Dataset(path, 'a') as file:
-            file['u'].setncattr('dt', said)
+        netcdf(tmp_path / 'array.nc', dict(zip('abcde', VALUES.shape)), u=(tuple('abcde'), VALUES, dict(dt=said)))
         names.append('array.nc')
     for name in names:
         assert read(tmp_path / name, 'NTXYC', ['u'])[1].attributes['dt'] == dt
@@ -614,11 +615,8 @@ def test_a_layout_against_the_names_of_dimensions_is_refused(tmp_path):
     assert read(path, 'TNXY', ['u'])[0].shape == (5, 6, 4, 8, 1)
     with pytest.raises(InputError, match='a.nc: u has the shape .* time member lat lon, along none of'):
         read(path, 'NXTY', ['u'])
-    path = netcdf(tmp_path / 'b.nc', dict(time=6, step=6, lat=4), u=(('time', 'step', 'lat'), np.ones((6, 6, 4))),
-                  coordinates=dict(time=24. * np.arange(6), step=6. * np.arange(6)))
-    with package('netCDF4').Dataset(path, 'a') as file:
-        for name in 'time', 'step':
-            file[name].units = 'hours'
+    times = {name: ((name,), step * np.arange(6), dict(units='hours')) for name, step in (('time', 24), ('step', 6))}
+    path = netcdf(tmp_path / 'b.nc', dict(time=6, step=6, lat=4), u=((*times, 'lat'), np.ones((6, 6, 4))), **times)
     assert read(path, 'NTX', ['u'])[1].attributes['dt'] == 21600, 'of the axis T, and not of starts'
 
 
@@ -647,9 +645,8 @@ def test_a_number_dt_of_something_else_is_not_the_time_step(tmp_path, refused):
     ('t-coordinate', '', 0.05 * np.arange(7), 0.05)])
 def test_times_have_a_unit_since_a_date_or_a_usual_name(name, unit, values, dt, tmp_path):
     path = netcdf(tmp_path / 'a.nc', dict(T=6, ends=7, y=4, x=8), attributes=dict(dt=60, DT=60.0),
-                  u=(('T', 'y', 'x'), VALUES[0, ..., 0]), **{name: (('T' if len(values) == 6 else 'ends',), values)})
-    with package('netCDF4').Dataset(path, 'a') as file:
-        file[name].units = unit
+                  u=(('T', 'y', 'x'), VALUES[0, ..., 0]),
+                  **{name: (('T' if len(values) == 6 else 'ends',), values, dict(units=unit))})
     assert read(path, 'TXY', ['u'], frames=3)[1].attributes['dt'] == pytest.approx(dt)
 
 
@@ -662,11 +659,9 @@ def test_times_have_a_unit_since_a_date_or_a_usual_name(name, unit, values, dt, 
 def test_single_times_count_from_their_date(calendar, dates, dt, tmp_path):
     """xarray writes a single time as 0 hours since itself. The time at which a forecast began does not change."""
     for i, date in enumerate(dates):
-        path = netcdf(tmp_path / f'frame_{i}.nc', dict(valid_time=1, y=4, x=8), coordinates=dict(valid_time=[0]),
-                      u=(('valid_time', 'y', 'x'), VALUES[:1, i, ..., 0]), time=((), 0))
-        with package('netCDF4').Dataset(path, 'a') as file:
-            file['valid_time'].setncatts(dict(units=f'hours since {date}', calendar=calendar))
-            file['time'].units = 'hours since 2020-01-01'
+        itself = ('valid_time',), [0], dict(units=f'hours since {date}', calendar=calendar)
+        netcdf(tmp_path / f'frame_{i}.nc', dict(valid_time=1, y=4, x=8), valid_time=itself,
+               u=(('valid_time', 'y', 'x'), VALUES[:1, i, ..., 0]), time=((), 0, dict(units='hours since 2020-01-01')))
     assert read(tmp_path, 'XY', ['u'], frames=3)[1].attributes['dt'] == pytest.approx(dt)
     for path in [*tmp_path.iterdir()]:
         path.rename(path.with_suffix('.h5'))
@@ -684,10 +679,8 @@ def test_files_of_different_variables_need_the_same_times_and_grid_points(tmp_pa
         refused([*flags, tmp_path / 'other.npz'], words, prepare, lines=None)
     assert call([*flags, tmp_path / 'v.npz'], prepare)[0] == 0
     for name, year in ('p', 2020), ('q', 2021):
-        path = netcdf(tmp_path / f'{name}.nc', dict(time=6, y=4), coordinates=dict(time=np.arange(6)),
-                      **{name: (('time', 'y'), VALUES[0, ..., 0, 0])})
-        with package('netCDF4').Dataset(path, 'a') as file:
-            file['time'].units = f'hours since {year}-01-01'
+        times = ('time',), np.arange(6), dict(units=f'hours since {year}-01-01')
+        netcdf(tmp_path / f'{name}.nc', dict(time=6, y=4), time=times, **{name: (('time', 'y'), VALUES[0, ..., 0, 0])})
     flags = ['own', '--data', tmp_path, '--variables', 'p', 'q', '--layout', 'TX', '--frames', 2]
     flags += ['--source', tmp_path / 'p.nc', tmp_path / 'q.nc']
     refused(flags, 'q.nc: time differs from that of', prepare, lines=None)
@@ -715,9 +708,8 @@ def test_grids_that_differ_between_files_are_refused_and_units_get_a_line(kind, 
     for i, (name, (points, unit)) in enumerate(runs.items()):
         path, p = tmp_path / f'{name}{kind}', VALUES[0, ..., 0] + i
         if kind == '.nc':
-            netcdf(path, dict(t=6, lat=4, lon=8), coordinates=dict(lat=points), p=(('t', 'lat', 'lon'), p))
-            with package('netCDF4').Dataset(path, 'a') as file:
-                file['p'].units = unit
+            netcdf(path, dict(t=6, lat=4, lon=8), coordinates=dict(lat=points),
+                   p=(('t', 'lat', 'lon'), p, dict(units=unit)))
         else:
             with h5py.File(path, 'w') as file:
                 file.update(p=p, lat=points)
