@@ -89,17 +89,6 @@ def text_said(array, name='units'):
     return ' '.join(text.split())
 
 
-def ancestry(field):
-    """The key by which names of arrays are sorted: first those in the group of the array `field`,
-    then those in the groups around it, from the inside out, then all others.
-    """
-    def key(name):
-        *group, _ = name.split('/')
-        *around, _ = field.split('/')
-        return group != around[:len(group)], -len(group)
-    return key
-
-
 def points_of(found, names, sizes, dimensions=(), dated=False):
     """Yield names of times or of grid points and their arrays, as (1, size) or (N, size).
 

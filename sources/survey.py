@@ -18,7 +18,6 @@ from sources.axes import (
     SAID,
     SECONDS,
     TIMES,
-    ancestry,
     dt_said,
     even_steps,
     fit_axes,
@@ -52,7 +51,6 @@ class Survey:
     def __init__(self, names, own):
         self.names = names
         self.own = own
-        self.near = ancestry(names[0])                      # sorts names: the nearest first
         self.main, self.axes = parse_layout(own.layout)     # axes: {name: its axes}, see fit_axes
         self.grid, self.axis_of = {}, {}                    # {axis of space: size}, see fit_axes
         self.between = []                                   # [(time between frames, file)]
@@ -75,6 +73,14 @@ class Survey:
                                                   f'trajectories, in {one.path} {N}')
         self.add_times(run, parts)
         return one.sizes.get('T', len(parts)), N
+
+    def near(self, name):
+        """The key by which names of arrays are sorted: first those in the group of the first
+        variable, then those in the groups around it, from the inside out, then all others.
+        """
+        *group, _ = name.split('/')
+        *around, _ = self.names[0].split('/')
+        return group != around[:len(group)], -len(group)
 
     def part(self, paths, known):
         """The Part in some files.
