@@ -10,7 +10,7 @@ import data
 import evaluate
 import finetune
 from helpers import KINDS, command, save, small_model, travelling, write
-from sources import generate, prepare
+from sources import prepare
 
 SOLVER = 'generate.py seed 0 grid 64 version 2'
 WAVE = {**KINDS['wave'], 'dt': 0.3}
@@ -62,7 +62,6 @@ def test_a_longer_reference_of_ours_is_not_put_beside_other_data(trained, tmp_pa
     write(tmp_path, name, travelling(3, 8, 16, 1, 0.4), 'test', **{**attributes, 'source': ''})
     refused(flags, 'no solver of ours makes longer ones; try --rollout 5', evaluate, lines=None)
     assert not [*tmp_path.glob('*/rollout*')]
-    assert generate.plan(name).attributes()['source'].startswith('generate.py')
 
 
 def test_data_without_a_training_get_the_numbers_of_their_own_training_file(tmp_path, capsys):

@@ -232,7 +232,7 @@ def test_the_official_file_is_split_as_published_and_a_smaller_one_in_proportion
         assert [index for _, index in parts[part]] == list(range(first, last))
 
 
-def test_every_dataset_of_the_paper_can_be_converted_and_all_but_two_steady_ones_generated():
+def test_every_dataset_of_the_paper_can_be_converted_and_all_but_the_airfoil_generated():
     assert set(prepare.OFFICIAL) <= set(configs.DATASETS) and set(configs.PRETRAINING) <= set(prepare.OFFICIAL)
     assert set(prepare.OFFICIAL) - set(generate.FAMILIES) == {'cno_airfoil'}
 
