@@ -476,10 +476,7 @@ class Batch(NamedTuple):
         done = []
         for parts, mean, deviation, own in zip(grids, *of_grids):
             parts = [part.to(device, non_blocking=True) for part in parts]
-            if len(parts) > 1 or parts[0].shape[-1] < C:
-                parts = [F.pad(part, (0, C - part.shape[-1]), value=PADDING) for part in parts]
-                parts = [torch.cat(parts)]
-            u, = parts
+            u = torch.cat([F.pad(part, (0, C - part.shape[-1]), value=PADDING) for part in parts])
             rows = u.flatten(-2)                                # longer loops for a processor
             shape = *u.shape[:2], *[1] * (rows.ndim - 3), -1
             mean, deviation = (x.repeat(1, 1, u.shape[-2]).view(shape) for x in (mean, deviation))
