@@ -477,10 +477,8 @@ class Batch(NamedTuple):
         for parts, mean, deviation, own in zip(grids, *of_grids):
             parts = [part.to(device, non_blocking=True) for part in parts]
             u = torch.cat([F.pad(part, (0, C - part.shape[-1]), value=PADDING) for part in parts])
-            rows = u.flatten(-2)                                # longer loops for a processor
-            shape = *u.shape[:2], *[1] * (rows.ndim - 3), -1
-            mean, deviation = (x.repeat(1, 1, u.shape[-2]).view(shape) for x in (mean, deviation))
-            u = (rows - mean).div_(deviation).view(u.shape)
+            shape = *u.shape[:2], *[1] * (u.ndim - 3), -1
+            u = (u - mean.view(shape)).div_(deviation.view(shape))
             done.append(standardize(u, u.shape[1] - 1, own, some_own, space=self.space))
         windows, conditions = zip(*done)
         condition = torch.cat(conditions)
