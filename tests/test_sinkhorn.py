@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_the_reference(std, iters):
 
 
 @pytest.mark.parametrize('shape', [(4, 4), (2, 3, 4, 4), (2, 0, 3, 3), (257, 2, 2), (20, 16, 16)])
-def test_any_batch_shape_equals_a_loop_over_matrices(shape):
+def test_any_batch_shape_equals_the_rounds_with_plain_exponentials(shape):
     z = randn(*shape)
     for iters in 0, 20:
         torch.testing.assert_close(sinkhorn(z, iters), reference(z, iters), rtol=1e-11, atol=1e-14)
