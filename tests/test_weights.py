@@ -1,5 +1,6 @@
-"""The trained model in weights/: that it needs nothing else, and is what the documentation says."""
+"""The trained models in weights/: that they need nothing else, and are what the documentation says."""
 import numpy as np
+import pytest
 
 import configs
 import data
@@ -9,6 +10,8 @@ from runtime import checkpoint
 from sources import generate
 from sources.pdes import FAMILIES
 
+TINY = ('dr_pdb', 'ns2d_cond_pda', 'ns2d_fno_1e-3', 'ns2d_fno_1e-5', 'ns2d_pda',
+        'ns2d_pdb_M1_eta1e-1_zeta1e-1', 'swe_pdb')
 
 def test_it_is_scored_on_test_sets_that_are_generated_for_it(model, tmp_path, monkeypatch, call):
     """In a folder without data and runs, with a small network in the place of the trained one."""
@@ -32,20 +35,24 @@ def test_it_is_scored_on_test_sets_that_are_generated_for_it(model, tmp_path, mo
     assert code == 2 and error.startswith('error: --data elsewhere: the folder holds no')
 
 
-def test_the_model_in_the_box_is_small_knows_all_families_and_beats_persistence():
-    path = checkpoint.TRAINED
-    assert path.stat().st_size < 4e6
+@pytest.mark.parametrize('name, size, families', [
+    ('mini', 4e6, configs.PRETRAINING), pytest.param('tiny', 16e6, TINY, marks=pytest.mark.slow)])
+def test_a_model_in_the_box_is_small_knows_its_families_and_beats_persistence(name, size, families):
+    path = checkpoint.TRAINED.with_stem(name)
+    assert path.stat().st_size < size
     model = evaluate.load(path)
     T = model.config.frames
-    assert model.data.keys() == configs.PRETRAINING.keys()
+    assert model.data.keys() == {*families}
     for family, splits in model.data.items():
-        plan = generate.plan(family, path.stem)
-        attributes = plan.attributes()
         header = splits['train']
-        assert header['dt'] == plan.dt and header['t_test'] == attributes['t_test']
-        assert all(header[name] == [*attributes[name]] for name in ('channels', 'static'))
+        _, frames, resolution, *_ = header['shape']
+        plan = generate.plan(family, 'mini', resolution=resolution, frames=frames)
+        attributes = plan.attributes()
+        assert all(header[key] == attributes[key] for key in ('source', 'dt', 't_test'))
+        assert all(header[key] == [*attributes[key]] for key in ('channels', 'static'))
     for family in evaluate.LONG, 'swe_pdb':
-        plan = generate.plan(family, path.stem, frames=T + 6)
+        resolution = model.config.resolution[0]
+        plan = generate.plan(family, 'mini', resolution=resolution, frames=T + 6)
         u = generate.simulate(plan, 'test', [0, 1])                     # (2, T + 6, H, W, 1)
         prediction = evaluate.rollout(model, u[:, :T], 6, family)
         error, persistence = (np.square(forecast - u[:, T:]).sum((2, 3, 4))[:, -1]
