@@ -171,8 +171,9 @@ def plot_fields(fields, steps, title, colours=256):
 def draw_forecast(u, title, folder):
     """Draw the first, middle and last frame of a forecast u (F, *space) as folder/forecast.png."""
     u = u[..., u.shape[-1] // 2] if u.ndim == 4 else u
+    u = u.reshape(len(u), 1, -1, u.shape[-1])                           # (F, 1, H, W)
     steps = sorted({1, (len(u) + 1) // 2, len(u)})
-    save_figure(folder, 'forecast', plot_fields(u[:, None], steps, title))      # (F, 1, H, W)
+    save_figure(folder, 'forecast', plot_fields(u, steps, title))
 
 
 def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
