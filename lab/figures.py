@@ -180,6 +180,7 @@ def draw_rollout(dataset, pictures, steps, channel, trajectory, folder):
     """Draw `pictures`, true and predicted: some steps as a PNG, at most FRAMES as a GIF.
 
     In a GIF 48 colours suffice: with more than its 256 it mixes dots, and is nearly twice as large.
+    channel: its name.
     """
     name = f'{dataset.name}_{channel}_{trajectory}'
     title = f'{channel} of {dataset.name}, trajectory {trajectory}'

@@ -44,10 +44,11 @@ def test_data_unlike_those_of_the_training_are_refused_or_scored_with_a_line(
     values = travelling(3, 8, 16, 3, 0.4)
     values[..., 2] = values[:, :1, ..., 2]
     write(tmp_path, name, values, 'test', **attributes)
-    flags = ['--checkpoint', trained(), '--device', 'cpu', '--datasets', name]
+    path = trained()
+    flags = ['--checkpoint', path, '--device', 'cpu', '--datasets', name]
     code, error, _ = call(flags, evaluate)
     assert code == expected and words in error, error
-    assert ('the training of ' in error) == bool(words), error
+    assert (f'the training of {path}' in error) == bool(words), error
 
 
 def test_a_longer_reference_of_ours_is_not_put_beside_other_data(trained, tmp_path, refused):

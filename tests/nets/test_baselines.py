@@ -63,10 +63,11 @@ def test_the_checkpoint_of_a_run_gives_the_scores_that_it_printed_and_is_fine_tu
     assert torch.load(tuned / 'last.pt', weights_only=True)['config']['model']['network'] == name
 
 
-def test_what_is_no_network_or_lacks_its_package_is_refused(monkeypatch):
+def test_what_is_no_network_or_lacks_its_package_or_a_part_of_aot_pot_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, 'neuralop.models', None)           # as if it were not installed
     for options, words in (({'network': 'UNett'}, 'network UNett: .*; did you mean UNet?'),
-                           ({'network': 'FNO'}, 'network FNO: .*; pip install neuraloperator')):
+                           ({'network': 'FNO'}, 'network FNO: .*; pip install neuraloperator'),
+                           ({'network': 'UNet', 'streams': 1}, 'streams 1: the network UNet has no such thing')):
         with pytest.raises(InputError, match=words):
             small_model(**options)
     assert not configs.model('nano', network='UNet').overlap and not configs.model('moe-tiny', network='UNet').experts

@@ -61,6 +61,8 @@ def test_what_is_written_is_what_was_read(layout, kind, tmp_path, call):
         again, dt, _ = forecast.frames_of([written], {**header, 'layout': [order]}, 3)
         np.testing.assert_array_equal(again, frames)
         assert dt == 0.5
+    with pytest.raises(InputError, match='this file is there; choose another name'):
+        forecast.write_forecast(written, frames, header)
     with pytest.raises(InputError, match='expected a name that ends in .npy .h5 .nc'):
         forecast.write_forecast(tmp_path / 'forecast.txt', frames, header)
 

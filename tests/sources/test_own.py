@@ -32,7 +32,8 @@ def netcdf(path, dims, form='NETCDF4', coordinates=None, attributes=None, **arra
             values = np.asarray(values)
             variable = file.createVariable(name, values.dtype, axes)
             variable[:] = values
-            variable.setncatts(*its or [{}])
+            if its:
+                variable.setncatts(*its)
     return path
 
 
