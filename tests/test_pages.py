@@ -142,12 +142,12 @@ def test_an_exported_network_predicts_the_same_without_this_project(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(blocks_of('Plug in')[3], found)
-    u, v = found['u'], found['prediction']
-    torch.save((u, v), 'fields.pt')
-    alone = ("import torch; u, v = torch.load('fields.pt'); "
-             "torch.testing.assert_close(torch.export.load('mini.pt2').module()(u), v)")
+    *inputs, v = found['u'], found['condition'], found['prediction']
+    torch.save((inputs, v), 'fields.pt')
+    alone = ("import torch; inputs, v = torch.load('fields.pt'); "
+             "torch.testing.assert_close(torch.export.load('mini.pt2').module()(*inputs), v)")
     ran(tmp_path, '-c', alone)
-    torch.testing.assert_close(v, found['model'](u), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(v, found['model'](*inputs), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
