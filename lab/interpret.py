@@ -1,13 +1,15 @@
-"""What the mappings do: how far T amplifies, and whether T tells PDEs apart.
+"""What the mappings do: how far T amplifies, whether T tells PDEs apart, and what each is worth.
 
     python -m lab.interpret                     --gains and --probe for the newest run under out/
+    python -m lab.interpret --fixed             errors with a, d or T the same for all inputs
     python -m lab.interpret --probe --unseen wave_layer     classify the datasets by their T, with
                                                 some that the network was not trained on
 
-Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; T (B, L, S, S),
-whose row is the new stream.
+Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datasets; a (B, L, S),
+d (B, L, S) and T (B, L, S, S), whose row is the new stream.
 """
 import math
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -36,7 +38,7 @@ def evenly_spaced_inputs(dataset, limit):
 
 @torch.no_grad()
 def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
-    """d (N, L, S) and T (N, L, S, S) in a step from N inputs."""
+    """a (N, L, S), d (N, L, S) and T (N, L, S, S) in a step from N inputs."""
     sublayers = []                                  # the (a, d, T) of each, in one batch
     hooks = [module.register_forward_hook(lambda *call: sublayers.append(call[-1]))
              for module in mappings(model)]
@@ -51,10 +53,43 @@ def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
         batches.append([torch.stack(of_all, 1).cpu().double() for of_all in zip(*sublayers)])
     for hook in hooks:
         hook.remove()
-    _, d, T = map(torch.cat, zip(*batches))
-    if not (d.isfinite().all() and T.isfinite().all()):
-        raise InputError(f'--checkpoint: d or T is not finite on {dataset.name}')
-    return d, T
+    observed = [*map(torch.cat, zip(*batches))]
+    for letter, values in zip('adT', observed):
+        if not values.isfinite().all():
+            raise InputError(f'--checkpoint: {letter} is not finite on {dataset.name}')
+    return observed
+
+
+def fix(model, letters, means):
+    """Give all inputs the same a, d or T, those in `letters`: the hooks, whose `remove` ends it.
+
+    means: a (L, S), d (L, S) and T (L, S, S).
+    """
+    def replace(module, inputs, outputs, l):
+        return tuple(mean[l].to(x).expand_as(x) if letter in letters else x
+                     for letter, x, mean in zip('adT', outputs, means))
+
+    return [module.register_forward_hook(partial(replace, l=l))
+            for l, module in enumerate(mappings(model))]
+
+
+def scores_if_fixed(model, observed, tests, processes, batch_size=16, dtype='fp32'):
+    """The errors with no mapping fixed, and with a, d, T or all: lines of a table, and a report.
+
+    observed: [`observe` of a dataset], over whose inputs together the means are taken.
+    tests: the data.Trajectories that are scored.
+    """
+    means = [torch.cat(of_all).mean(0) for of_all in zip(*observed)]
+    report = {}
+    for which, letters in {'none': '', 'a': 'a', 'd': 'd', 'T': 'T', 'all': 'adT'}.items():
+        hooks = fix(model, letters, means)
+        report[which] = evaluate.score_all(model, tests, processes, batch_size, dtype)
+        for hook in hooks:
+            hook.remove()
+    rows = {test.name: {f'{title}\n{which}': evaluate.mean(scores[test.name]['model'][kind])
+                        for kind, title in (('rollout', 'rollout'), ('step', 'one step'))
+                        for which, scores in report.items()} for test in tests}
+    return terminal.table('L2RE, fixed:\ndataset', rows), report
 
 
 def gains(T):
@@ -129,11 +164,12 @@ def main():
     add = parser.add_argument
     add('--gains', action='store_true', help='the gains of T, single and composite')
     add('--probe', action='store_true', help='the classification of the datasets by their T')
+    add('--fixed', action='store_true', help='errors with a, d, T or all at their means over inputs')
     add('--unseen', nargs='+', default=(), metavar='NAME', help='new datasets to add to --probe')
     add('--samples', type=int, default=100, metavar='N', help='inputs from each dataset [100]')
     args = parser.parse_args()
     configs.bounded('--samples', args.samples, least=1)
-    if not (args.gains or args.probe):
+    if not (args.gains or args.probe or args.fixed):
         args.gains = args.probe = True
     trained, processes, report = evaluate.open_checkpoint(args)
     model = trained.model
@@ -146,17 +182,21 @@ def main():
     datasets = evaluate.open_tests(trained, configs.datasets_of(names), args, processes)
     if args.unseen:
         datasets += evaluate.open_tests(trained, args.unseen, args, processes, flag='--unseen')
-    d = {}
-    T = {}
-    for dataset in datasets:
-        d[dataset.name], T[dataset.name] = observe(
-            model, dataset, processes, args.samples, args.batch_size, args.dtype)
+    observed = {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size,
+                                      args.dtype) for dataset in datasets}
+    d, T = ({name: values[k] for name, values in observed.items()} for k in (1, 2))
     if args.gains:
         gain = gains(torch.cat([T[name] for name in T if name not in args.unseen]))
         table, report['gains'] = gains_table(gain)
         processes.print('\n'.join(table))
     if args.probe:
         table, report['probe'] = classify(T, datasets, args.unseen)
+        processes.print('\n'.join(table))
+    if args.fixed:
+        trained_on = [dataset for dataset in datasets if dataset.name not in args.unseen]
+        table, report['fixed'] = scores_if_fixed(
+            model, [observed[dataset.name] for dataset in trained_on], trained_on, processes,
+            args.batch_size, args.dtype)
         processes.print('\n'.join(table))
     if args.figures:
         from lab import figures

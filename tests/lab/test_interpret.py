@@ -1,4 +1,5 @@
 """Gains, the probe and the collected T against loops, and the command."""
+import copy
 import json
 import shutil
 from types import SimpleNamespace
@@ -41,8 +42,38 @@ def test_what_is_observed_is_what_the_mappings_give_for_inputs_spread_over_traje
         module.register_forward_hook(lambda module, inputs, outputs: sublayers.append(outputs))
     predictor.step(predictor.state(windows))
     assert len(sublayers) == 2 * model.config.depth
-    _, *expected = (torch.stack(of_all, 1) for of_all in zip(*sublayers))
+    expected = [torch.stack(of_all, 1) for of_all in zip(*sublayers)]
     torch.testing.assert_close([values.float() for values in observed], expected)
+
+
+@torch.no_grad()
+def test_a_fixed_mapping_is_its_mean_for_all_inputs_as_in_a_network_whose_bias_alone_gives_it(model, folder):
+    """Eq. (10) to (12) without their parts that depend on the input."""
+    tests = [trajectories(folder, name) for name in ('coarse', 'own')]
+    for parameter in model.parameters():
+        parameter.normal_(std=0.3)
+    observed = [interpret.observe(model, test, CPU) for test in tests]
+    means = [torch.cat(of_all).mean(0) for of_all in zip(*observed)]
+    _, report = interpret.scores_if_fixed(model, observed, tests, CPU)
+    assert not any(module._forward_hooks for module in model.modules()), 'nothing is left behind'
+    inverses = {'a': torch.logit, 'd': lambda mean: torch.logit(mean / 2), 'T': torch.log}
+    for (letter, inverse), mean in zip(inverses.items(), means):
+        other = copy.deepcopy(model)
+        for module, of_sublayer in zip(interpret.mappings(other), mean):
+            getattr(module, f'alpha_{letter}').zero_()
+            getattr(module, f'b_{letter}').copy_(inverse(of_sublayer))
+        for name, scores in evaluate.score_all(other, tests, CPU).items():
+            torch.testing.assert_close(report[letter][name]['model'], scores['model'], rtol=1e-4, atol=0)
+        hooks = interpret.fix(model, letter, means)
+        for test, unfixed in zip(tests, observed):
+            for which, values, before in zip('adT', interpret.observe(model, test, CPU), unfixed):
+                if which == letter:
+                    assert (values - before).abs().max() > 1e-3, 'it depended on the input'
+                    torch.testing.assert_close(values, mean.expand_as(values), rtol=1e-6, atol=0)
+                else:                                   # those of the first sub-layer come before any is fixed
+                    assert values[:, 0].equal(before[:, 0])
+        for hook in hooks:
+            hook.remove()
 
 
 def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
@@ -66,8 +97,11 @@ def test_the_command_gives_what_the_functions_give_and_an_unseen_dataset_joins_t
         code, error, printed = call(flags, interpret)
         assert code == 0, error
         return json.loads(path.read_text())['models']['small'], printed
+    fixed, printed = command('fixed', '--fixed')
+    assert 'probe' not in fixed and [*fixed['fixed']] == ['none', 'a', 'd', 'T', 'all']
+    assert f"{fixed['fixed']['all']['own']['model']['step']['mean']:.4f}" == printed.split()[-1]
     alone, printed = command('alone')
-    T = {name: interpret.observe(model, trajectories(folder, name), CPU, 6)[1] for name in ('coarse', 'own')}
+    T = {name: interpret.observe(model, trajectories(folder, name), CPU, 6)[2] for name in ('coarse', 'own')}
     gain = interpret.gains(torch.cat([*T.values()]))['backward_composite']
     means = alone['gains']['backward_composite']['mean']
     np.testing.assert_allclose(means, gain.mean(0), rtol=1e-9)
