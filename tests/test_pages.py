@@ -75,7 +75,7 @@ def test_a_recipe_is_a_script_whose_commands_take_its_flags(path, capsys):
     assert subprocess.run(['bash', '-n', path]).returncode == 0
     given = set(re.findall(r'(?<=\s)--(\w+)', re.sub(r'#.*', '', path.read_text())))
     known = {*'standalone nnodes nproc_per_node max_restarts rdzv_backend rdzv_id rdzv_endpoint'.split()}
-    for script in ('train.py', 'sources.generate', 'sources.prepare'):
+    for script in ('train.py', 'sources.generate', 'sources.prepare', 'lab.reproduce'):
         known |= flags_of(script, [], capsys)
     assert len(given) > 4 and given <= known, given - known
 
