@@ -9,8 +9,9 @@ Shapes: B batch, N samples, L = 2 depth sub-layers, S streams, G groups of datas
 d (B, L, S) and T (B, L, S, S), whose row is the new stream.
 """
 import math
+from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import torch
 
@@ -28,6 +29,18 @@ def mappings(model):
     return [module for module in model.modules() if isinstance(module, aotpot.Mappings)]
 
 
+@contextmanager
+def hooked(model, functions):
+    """Within it a function of each sub-layer gets its (a, d, T), and may return others."""
+    hooks = [module.register_forward_hook(lambda *call, function=function: function(call[-1]))
+             for module, function in zip(mappings(model), functions)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def evenly_spaced_inputs(dataset, limit):
     """At most `limit` inputs, (trajectory, first frame), over trajectories, then over frames."""
     count = dataset.count
@@ -40,19 +53,16 @@ def evenly_spaced_inputs(dataset, limit):
 def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
     """a (N, L, S), d (N, L, S) and T (N, L, S, S) in a step from N inputs."""
     sublayers = []                                  # the (a, d, T) of each, in one batch
-    hooks = [module.register_forward_hook(lambda *call: sublayers.append(call[-1]))
-             for module in mappings(model)]
     places = evenly_spaced_inputs(dataset, limit)
     predictor = evaluate.Predictor(model, dataset, processes.device, dtype)
     batches = []
     starts = range(0, len(places), batch_size)
-    for first in Progress(starts, desc=dataset.name, disable=processes.rank > 0, leave=False):
-        frames = dataset.windows(places[first:first + batch_size], model.config.frames)
-        sublayers.clear()
-        predictor.step(predictor.state(frames.to(processes.device)))
-        batches.append([torch.stack(of_all, 1).cpu().double() for of_all in zip(*sublayers)])
-    for hook in hooks:
-        hook.remove()
+    with hooked(model, repeat(sublayers.append)):
+        for first in Progress(starts, desc=dataset.name, disable=processes.rank > 0, leave=False):
+            frames = dataset.windows(places[first:first + batch_size], model.config.frames)
+            sublayers.clear()
+            predictor.step(predictor.state(frames.to(processes.device)))
+            batches.append([torch.stack(of_all, 1).cpu().double() for of_all in zip(*sublayers)])
     observed = [*map(torch.cat, zip(*batches))]
     for letter, values in zip('adT', observed):
         if not values.isfinite().all():
@@ -60,17 +70,16 @@ def observe(model, dataset, processes, limit=100, batch_size=16, dtype='fp32'):
     return observed
 
 
-def fix(model, letters, means):
-    """Give all inputs the same a, d or T, those in `letters`: the hooks, whose `remove` ends it.
+def fixed(model, letters, means):
+    """A context in which all inputs have the same a, d or T, those in `letters`.
 
     means: a (L, S), d (L, S) and T (L, S, S).
     """
-    def replace(module, inputs, outputs, l):
-        return tuple(mean[l].to(x).expand_as(x) if letter in letters else x
-                     for letter, x, mean in zip('adT', outputs, means))
+    def replace(outputs, of_sublayer):
+        return tuple(mean.to(x).expand_as(x) if letter in letters else x
+                     for letter, x, mean in zip('adT', outputs, of_sublayer))
 
-    return [module.register_forward_hook(partial(replace, l=l))
-            for l, module in enumerate(mappings(model))]
+    return hooked(model, [partial(replace, of_sublayer=of_sublayer) for of_sublayer in zip(*means)])
 
 
 def scores_if_fixed(model, observed, tests, processes, batch_size=16, dtype='fp32'):
@@ -82,13 +91,14 @@ def scores_if_fixed(model, observed, tests, processes, batch_size=16, dtype='fp3
     means = [torch.cat(of_all).mean(0) for of_all in zip(*observed)]
     report = {}
     for which, letters in {'none': '', 'a': 'a', 'd': 'd', 'T': 'T', 'all': 'adT'}.items():
-        hooks = fix(model, letters, means)
-        report[which] = evaluate.score_all(model, tests, processes, batch_size, dtype)
-        for hook in hooks:
-            hook.remove()
-    rows = {test.name: {f'{title}\n{which}': evaluate.mean(scores[test.name]['model'][kind])
-                        for kind, title in (('rollout', 'rollout'), ('step', 'one step'))
-                        for which, scores in report.items()} for test in tests}
+        with fixed(model, letters, means):
+            report[which] = evaluate.score_all(model, tests, processes, batch_size, dtype)
+    rows = {test.name: {} for test in tests}
+    for metric in ('rollout', 'step'):
+        for which, scores in report.items():
+            for name, row in rows.items():
+                column = f'{evaluate.METRICS[metric].kind}\n{which}'
+                row[column] = evaluate.mean(scores[name]['model'][metric])
     return terminal.table('L2RE, fixed:\ndataset', rows), report
 
 
@@ -184,19 +194,20 @@ def main():
         datasets += evaluate.open_tests(trained, args.unseen, args, processes, flag='--unseen')
     observed = {dataset.name: observe(model, dataset, processes, args.samples, args.batch_size,
                                       args.dtype) for dataset in datasets}
-    d, T = ({name: values[k] for name, values in observed.items()} for k in (1, 2))
+    d = {name: values[1] for name, values in observed.items()}
+    T = {name: values[2] for name, values in observed.items()}
+    known = [dataset for dataset in datasets if dataset.name not in args.unseen]
     if args.gains:
-        gain = gains(torch.cat([T[name] for name in T if name not in args.unseen]))
+        gain = gains(torch.cat([T[dataset.name] for dataset in known]))
         table, report['gains'] = gains_table(gain)
         processes.print('\n'.join(table))
     if args.probe:
         table, report['probe'] = classify(T, datasets, args.unseen)
         processes.print('\n'.join(table))
     if args.fixed:
-        trained_on = [dataset for dataset in datasets if dataset.name not in args.unseen]
+        of_known = [observed[dataset.name] for dataset in known]
         table, report['fixed'] = scores_if_fixed(
-            model, [observed[dataset.name] for dataset in trained_on], trained_on, processes,
-            args.batch_size, args.dtype)
+            model, of_known, known, processes, args.batch_size, args.dtype)
         processes.print('\n'.join(table))
     if args.figures:
         from lab import figures

@@ -1,5 +1,5 @@
 #!/bin/bash
-# AOT-POT and DPOT's block at the paper's tiny, for docs/findings.md: twenty minutes for the data, then two processes of
+# AOT-POT and DPOT's block at the paper's tiny, for docs/findings.md: half an hour for the data, then two processes of
 # one core for an hour and a half. On a card leave out the limit on threads, and raise the steps to those of some hours.
 set -e
 export OMP_NUM_THREADS=1

@@ -64,16 +64,15 @@ def test_a_fixed_mapping_is_its_mean_for_all_inputs_as_in_a_network_whose_bias_a
             getattr(module, f'b_{letter}').copy_(inverse(of_sublayer))
         for name, scores in evaluate.score_all(other, tests, CPU).items():
             torch.testing.assert_close(report[letter][name]['model'], scores['model'], rtol=1e-4, atol=0)
-        hooks = interpret.fix(model, letter, means)
         for test, unfixed in zip(tests, observed):
-            for which, values, before in zip('adT', interpret.observe(model, test, CPU), unfixed):
+            with interpret.fixed(model, letter, means):
+                values_of = interpret.observe(model, test, CPU)
+            for which, values, before in zip('adT', values_of, unfixed):
                 if which == letter:
                     assert (values - before).abs().max() > 1e-3, 'it depended on the input'
                     torch.testing.assert_close(values, mean.expand_as(values), rtol=1e-6, atol=0)
                 else:                                   # those of the first sub-layer come before any is fixed
                     assert values[:, 0].equal(before[:, 0])
-        for hook in hooks:
-            hook.remove()
 
 
 def test_an_unseen_dataset_gets_its_own_template_and_leaves_the_others_alone():
